@@ -1,0 +1,249 @@
+"""`Inspect`, the port for looking at jobs and steering them, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+from headgate_sync.lease import Checkpoint
+
+MAX_SAMPLE = 50_000
+MAX_JOBS = 1_000
+MAX_PAGE = 200
+
+
+@frozen(kw_only=True)
+class AttemptEntry:
+    """One line of a job's history; what does not apply is None or empty.
+
+    Attributes:
+        at_ms: store time of the ack or the reclaim.
+        outcome: "retry", "archived", "undecodable", "success" or "lease_lost".
+        attempt: count after a retry, unchanged count at a success.
+        crash_attempt: count after a lost lease.
+        error, logs: what the worker told.
+        latency_ms: length of the attempt.
+        error_code: short upper-case code of the failure.
+        worker, fence: who held the lease, and which claim it was.
+    """
+
+    at_ms: int
+    outcome: str
+    attempt: int | None = None
+    crash_attempt: int | None = None
+    error: str | None = None
+    logs: tuple[str, ...] = field(default=(), converter=tuple)
+    latency_ms: int | None = None
+    error_code: str = ""
+    worker: str = ""
+    fence: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stored JSON object: only the keys that carry something.
+
+        `error` is kept as null for an attempt that was given up without a text.
+        """
+        stored: dict[str, Any] = {"at_ms": self.at_ms, "outcome": self.outcome}
+        if self.error is not None or self.outcome not in ("success", "lease_lost"):
+            stored["error"] = self.error
+        for name in ("attempt", "crash_attempt", "latency_ms"):
+            if getattr(self, name) is not None:
+                stored[name] = getattr(self, name)
+        if self.logs:
+            stored["logs"] = list(self.logs)
+        if self.error_code:
+            stored["error_code"] = self.error_code
+        stored["worker"] = self.worker
+        stored["fence"] = self.fence
+        return stored
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> AttemptEntry:
+        """Read the stored JSON object."""
+        return cls(**stored)
+
+
+@frozen(kw_only=True)
+class JobSummary:
+    """A job as an operator sees it; payload and headers only when asked for.
+
+    Attributes:
+        orphaned: some claim of this job was lost; derived from `crash_attempt`.
+        reason_code: how a terminal state was reached.
+        error_code, latency_ms: of the newest attempt.
+    """
+
+    id: str
+    kind: str
+    queue: str
+    state: str
+    schema_version: int
+    priority: int
+    attempt: int
+    crash_attempt: int
+    max_attempts: int
+    weight: int
+    partition_key: str
+    rate_class: str
+    fingerprint: str
+    sticky_worker: str
+    enqueued_at_ms: int
+    scheduled_at_ms: int
+    claimed_at_ms: int | None
+    finalized_at_ms: int | None
+    timeout_ms: int
+    deadline_ms: int
+    retention_ms: int
+    periodic_schedule_id: str
+    periodic_tick_ms: int
+    payload: bytes | None
+    headers: Mapping[str, str] | None
+    errors: tuple[AttemptEntry, ...]
+    tags: tuple[str, ...]
+    fence: int
+    lease_expires_at_ms: int | None
+    claimed_by: str | None
+    reason_code: str
+    error_code: str
+    latency_ms: int | None
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether a lease of this job was ever lost."""
+        return self.crash_attempt > 0
+
+
+@frozen(kw_only=True)
+class StateCounts:
+    """Jobs by state; states without a job are absent.
+
+    Attributes:
+        approximate: the sample of 50,000 rows was used up; figures are lower bounds.
+    """
+
+    counts: Mapping[str, int]
+    approximate: bool
+
+
+@frozen(kw_only=True)
+class QuarantineEntry:
+    """A fingerprint whose jobs killed their workers."""
+
+    fingerprint: str
+    kind: str
+    crash_count: int
+    quarantined_at_ms: int
+    reason: str
+
+
+class Inspect(Protocol):
+    """Looking and steering. Every method blocks; any thread may call it.
+
+    Verbs on one job take its id. They raise `NotFound` for a missing job, and
+    `InvalidRequest` naming the state where the table of transitions has no such edge.
+    """
+
+    def get_job(
+        self, job_id: str, *, include_payload: bool = False
+    ) -> JobSummary | None:
+        """One job with its whole history, or None."""
+        ...
+
+    def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:
+        """Jobs in the order of at most 1,000 ids, missing ones left out.
+
+        No payloads; the history is cut to its newest entry.
+        """
+        ...
+
+    def counts(self, queue: str | None = None) -> StateCounts:
+        """Jobs by state, from a sample of at most 50,000 rows."""
+        ...
+
+    def unfinished(self, queue: str) -> int:
+        """Jobs of the queue that are in no terminal state, from the counters."""
+        ...
+
+    def distinct_kinds(self, limit: int) -> list[str]:
+        """Kinds among the first `limit` waiting jobs, sorted."""
+        ...
+
+    def store_now_ms(self) -> int:
+        """The store's clock."""
+        ...
+
+    def read_checkpoint(self, job_id: str) -> Checkpoint | None:
+        """The newest checkpoint, empty for a job without steps; None without a job."""
+        ...
+
+    def promote_job(self, job_id: str) -> None:
+        """Make a pending job available now."""
+        ...
+
+    def operator_retry(self, job_id: str) -> None:
+        """Give an archived, cancelled or undecodable job one more run, now.
+
+        Counters and history stay. Raises `DuplicateJob` when another job holds the
+        lifecycle key by now.
+        """
+        ...
+
+    def operator_cancel(self, job_id: str) -> None:
+        """Cancel an unfinished job; the holder of a lease loses it."""
+        ...
+
+    def delete_job(self, job_id: str) -> None:
+        """Remove a job that is not running, with all that belongs to it."""
+        ...
+
+    def reschedule_job(self, job_id: str, at_ms: int) -> None:
+        """Move a scheduled or retryable job to another instant; the past means now."""
+        ...
+
+    def schedule_pending(self, job_id: str, at_ms: int) -> None:
+        """Let a pending job become available at an instant."""
+        ...
+
+    def edit_payload(
+        self, job_id: str, payload: bytes, *, schema_version: int, fingerprint: str
+    ) -> None:
+        """Replace payload, version and fingerprint of a job that is not running."""
+        ...
+
+    def quarantine_list(
+        self, limit: int = MAX_PAGE, cursor: str | None = None
+    ) -> list[QuarantineEntry]:
+        """Registered fingerprints, newest first; `cursor` is the last one seen."""
+        ...
+
+    def quarantine_release(self, fingerprint: str) -> int:
+        """Unregister a fingerprint and make its quarantined jobs available.
+
+        Jobs whose lifecycle key is taken stay quarantined; a later call takes them. ""
+        moves the quarantined jobs that have no fingerprint.
+
+        Returns:
+            Number of jobs moved.
+
+        Raises:
+            NotFound: neither a registered fingerprint nor a quarantined job.
+        """
+        ...
+
+    def quarantine_sweep(self, limit: int) -> int:
+        """Quarantine waiting jobs of registered fingerprints; returns how many."""
+        ...
+
+    def set_queue_paused(self, queue: str, paused: bool) -> None:
+        """Let admission skip the queue, or not; intake and running jobs go on."""
+        ...
+
+    def set_queue_weight(self, queue: str, weight: int) -> None:
+        """Set the queue's share of admissions, 1 or more; its position is kept."""
+        ...
+
+    def set_enqueue_limit(self, queue: str, limit: int | None) -> None:
+        """Bound the unfinished jobs of a queue; 0 closes it, None lifts the bound."""
+        ...

@@ -1,0 +1,181 @@
+-- The job table and what belongs to a job: tags, throttle keys, effects, duties, intake limits, tallies.
+--
+-- A job row is inserted by a producer inside the producer's own transaction, so nothing here may make two producers wait
+-- for each other unless they use the same id or the same unique key. Counters are therefore never updated in place by a
+-- producer or an ack: they append to headgate_tally, and a sweep folds the rows.
+
+-- The only clock of the store. clock_timestamp() and not now(): inside a caller's long transaction now() stands still.
+CREATE FUNCTION {schema}.headgate_now_ms() RETURNS bigint
+  LANGUAGE sql VOLATILE PARALLEL SAFE
+  AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+CREATE TABLE {schema}.headgate_job (
+  seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id text COLLATE "C" NOT NULL,
+  kind text COLLATE "C" NOT NULL,
+  schema_version integer NOT NULL,
+  payload bytea NOT NULL,
+  queue text COLLATE "C" NOT NULL,
+  partition_key text COLLATE "C" NOT NULL,
+  rate_class text COLLATE "C" NOT NULL,
+  sticky_worker text COLLATE "C" NOT NULL,
+  lane_key bigint NOT NULL,
+  weight integer NOT NULL,
+  fingerprint text COLLATE "C" NOT NULL,
+  priority integer NOT NULL,
+  state text COLLATE "C" NOT NULL,
+  gate_hold text COLLATE "C",
+  attempt integer NOT NULL DEFAULT 0,
+  crash_attempt integer NOT NULL DEFAULT 0,
+  max_attempts integer NOT NULL,
+  enqueued_at_ms bigint NOT NULL,
+  scheduled_at_ms bigint NOT NULL,
+  finalized_at_ms bigint,
+  timeout_ms bigint NOT NULL,
+  deadline_ms bigint NOT NULL,
+  retention_ms bigint NOT NULL,
+  unique_key bytea,
+  unique_states integer NOT NULL,
+  periodic_schedule_id text COLLATE "C" NOT NULL,
+  periodic_tick_ms bigint NOT NULL,
+  headers jsonb NOT NULL,
+  fence bigint NOT NULL DEFAULT 0,
+  lease_id text COLLATE "C",
+  lease_expires_at_ms bigint,
+  claimed_by text COLLATE "C",
+  claimed_at_ms bigint,
+  rate_charge integer NOT NULL DEFAULT 0,
+  settled_lease_id text COLLATE "C",
+  settled_outcome text COLLATE "C",
+  reason_code text COLLATE "C" NOT NULL DEFAULT '',
+  error_code text COLLATE "C" NOT NULL DEFAULT '',
+  latency_ms integer,
+  checkpoint jsonb,
+  cursor_data bytea,
+  charge_weight integer,
+  errors jsonb NOT NULL DEFAULT '[]',
+  result_version integer,
+  result bytea,
+  output_version integer,
+  output bytea,
+  output_fence bigint,
+  output_at_ms bigint,
+  progress_current bigint,
+  progress_total bigint,
+  progress_message text COLLATE "C",
+  progress_fence bigint,
+  progress_at_ms bigint,
+  CONSTRAINT headgate_job_id UNIQUE (id),
+  CONSTRAINT headgate_job_state CHECK (state IN (
+    'pending', 'scheduled', 'available', 'running', 'retryable',
+    'completed', 'archived', 'cancelled', 'quarantined', 'undecodable')),
+  CONSTRAINT headgate_job_lease_set CHECK (
+    (state = 'running') = (lease_id IS NOT NULL)
+    AND (lease_id IS NULL) = (lease_expires_at_ms IS NULL)
+    AND (lease_id IS NULL) = (claimed_by IS NULL)
+    AND (lease_id IS NULL) = (claimed_at_ms IS NULL)),
+  CONSTRAINT headgate_job_finalized CHECK (
+    (state IN ('completed', 'archived', 'cancelled', 'quarantined', 'undecodable'))
+    = (finalized_at_ms IS NOT NULL)),
+  CONSTRAINT headgate_job_hold CHECK (
+    gate_hold IS NULL OR (state = 'available' AND gate_hold IN ('quarantine', 'oversize'))),
+  CONSTRAINT headgate_job_numbers CHECK (
+    weight > 0 AND rate_charge >= 0 AND charge_weight >= 0 AND schema_version >= 1
+    AND max_attempts >= 1 AND attempt >= 0 AND crash_attempt >= 0 AND queue <> ''),
+  CONSTRAINT headgate_job_result CHECK (
+    (result_version IS NULL) = (result IS NULL) AND result_version > 0
+    AND (result IS NULL OR state = 'completed')),
+  CONSTRAINT headgate_job_output CHECK (
+    (output_version IS NULL) = (output IS NULL) AND (output IS NULL) = (output_fence IS NULL)
+    AND (output IS NULL) = (output_at_ms IS NULL) AND output_version > 0),
+  CONSTRAINT headgate_job_progress CHECK (
+    (progress_current IS NULL) = (progress_total IS NULL)
+    AND (progress_current IS NULL) = (progress_fence IS NULL)
+    AND (progress_current IS NULL) = (progress_at_ms IS NULL)
+    AND (progress_message IS NULL OR progress_current IS NOT NULL)
+    AND progress_total > 0 AND progress_current >= 0 AND progress_current <= progress_total),
+  CONSTRAINT headgate_job_periodic CHECK ((periodic_schedule_id <> '') = (periodic_tick_ms > 0))
+) WITH (
+  fillfactor = 85, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX headgate_job_ready ON {schema}.headgate_job
+  (lane_key, priority DESC, scheduled_at_ms, seq) WHERE state = 'available' AND gate_hold IS NULL;
+CREATE INDEX headgate_job_lease ON {schema}.headgate_job
+  (lease_expires_at_ms, seq) WHERE state = 'running';
+CREATE INDEX headgate_job_running ON {schema}.headgate_job
+  (queue, partition_key, claimed_at_ms, seq) WHERE state = 'running';
+CREATE INDEX headgate_job_due ON {schema}.headgate_job
+  (scheduled_at_ms, seq) WHERE state IN ('scheduled', 'retryable');
+-- Quarantined rows stay in this index: release and sweep look a fingerprint up in both directions.
+CREATE INDEX headgate_job_fingerprint ON {schema}.headgate_job (fingerprint, seq)
+  WHERE state IN ('pending', 'scheduled', 'available', 'retryable', 'quarantined');
+CREATE INDEX headgate_job_hold ON {schema}.headgate_job (gate_hold, rate_class)
+  WHERE gate_hold IS NOT NULL;
+CREATE INDEX headgate_job_retention ON {schema}.headgate_job
+  ((finalized_at_ms + retention_ms), seq)
+  WHERE retention_ms > 0 AND state IN ('completed', 'archived', 'cancelled', 'undecodable');
+CREATE UNIQUE INDEX headgate_job_unique ON {schema}.headgate_job (unique_key)
+  WHERE unique_key IS NOT NULL
+    AND state IN ('pending', 'scheduled', 'available', 'running', 'retryable');
+
+-- No foreign key: a cascade would fire once per deleted job, also for the many that carry no tag.
+-- Every statement that deletes jobs deletes their tags in the same statement.
+CREATE TABLE {schema}.headgate_job_tag (
+  job_seq bigint NOT NULL,
+  tag text COLLATE "C" NOT NULL,
+  PRIMARY KEY (job_seq, tag)
+);
+CREATE INDEX headgate_job_tag_lookup ON {schema}.headgate_job_tag (tag, job_seq);
+
+-- Holders of throttle keys, apart from the job so that deleting the job cannot free the key early.
+CREATE TABLE {schema}.headgate_throttle (
+  unique_key bytea PRIMARY KEY,
+  job_id text COLLATE "C" NOT NULL,
+  expires_at_ms bigint NOT NULL
+);
+
+CREATE TABLE {schema}.headgate_effect (
+  key text COLLATE "C" PRIMARY KEY,
+  claimed_at_ms bigint NOT NULL
+);
+
+CREATE TABLE {schema}.headgate_duty (
+  name text COLLATE "C" PRIMARY KEY,
+  holder text COLLATE "C" NOT NULL,
+  expires_at_ms bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE {schema}.headgate_enqueue_policy (
+  queue text COLLATE "C" PRIMARY KEY,
+  max_unfinished_jobs bigint NOT NULL CHECK (max_unfinished_jobs >= 0)
+);
+
+-- Appended by every statement that changes how many jobs of a queue are unfinished, or that completes one;
+-- one row per (statement, queue, partition). Folded into the two tables below by a sweep.
+CREATE TABLE {schema}.headgate_tally (
+  queue text COLLATE "C" NOT NULL,
+  entry bigint GENERATED ALWAYS AS IDENTITY,
+  partition_key text COLLATE "C" NOT NULL,
+  minute_at_ms bigint NOT NULL,
+  unfinished integer NOT NULL,
+  arrived integer NOT NULL,
+  completed integer NOT NULL,
+  PRIMARY KEY (queue, entry)
+) WITH (
+  autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE {schema}.headgate_unfinished (
+  queue text COLLATE "C" PRIMARY KEY,
+  jobs bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE {schema}.headgate_minute_counter (
+  queue text COLLATE "C" NOT NULL,
+  partition_key text COLLATE "C" NOT NULL,
+  minute_at_ms bigint NOT NULL,
+  arrived bigint NOT NULL,
+  completed bigint NOT NULL,
+  PRIMARY KEY (queue, partition_key, minute_at_ms)
+) WITH (fillfactor = 70);
