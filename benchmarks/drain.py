@@ -1,0 +1,92 @@
+"""How fast one worker process empties a preloaded queue, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import psycopg
+from attrs import evolve
+
+from benchmarks.bare import bare
+from benchmarks.database import fresh_store
+from benchmarks.load import envelopes, preload
+from benchmarks.processes import server_cpu_s, wait_until, worker_process
+from benchmarks.report import Report
+from headgate_sync.postgres import PgStore
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument(
+        "--behind",
+        type=int,
+        default=0,
+        help="fresh rows of another queue, not analysed",
+    )
+
+
+def run(url: str, options: Namespace) -> Report:
+    """Drain with a real worker process, service threads on, beside the bare loop."""
+    sizes = {"jobs": options.jobs, "threads": options.threads, "behind": options.behind}
+    report = Report("drain", sizes)
+    samples: dict[str, list[float]] = {}
+    for _ in range(options.runs):
+        with bare(url) as plain:
+            plain.fill(options.jobs)
+            seconds = plain.drain(threads=options.threads, batch=100)
+            samples.setdefault("bare_jobs_per_s", []).append(options.jobs / seconds)
+        with fresh_store(url) as store:
+            for name, value in _drain(url, store, options).items():
+                samples.setdefault(name, []).append(value)
+    for name, values in samples.items():
+        report.figure(name, values)
+    report.ratio("drain/bare", samples["jobs_per_s"], samples["bare_jobs_per_s"])
+    return report
+
+
+def _drain(url: str, store: PgStore, options: Namespace) -> dict[str, float]:
+    preload(store, options.jobs)
+    if options.behind:
+        _fill_behind(store, options.behind)
+    postmaster = _postmaster(url)
+    server_before = server_cpu_s(postmaster)
+    inspect = store.inspect
+    assert inspect is not None
+    with worker_process(url, "--threads", str(options.threads)) as worker:
+        wait_until(
+            lambda: inspect.unfinished("bench") < options.jobs,
+            timeout_s=60,
+            interval_s=0.001,
+        )
+        started, first = time.perf_counter(), inspect.unfinished("bench")
+        cpu_before, rss_before = worker.cpu_s(), worker.rss_mb()
+        wait_until(lambda: inspect.unfinished("bench") == 0, timeout_s=600)
+        seconds = time.perf_counter() - started
+        cpu, rss, peak = worker.cpu_s() - cpu_before, worker.rss_mb(), worker.peak_mb()
+    server = server_cpu_s(postmaster) - server_before
+    return {
+        "jobs_per_s": first / seconds,
+        "worker_cpu_us_per_job": cpu / first * 1e6,
+        "server_cpu_us_per_job": server / options.jobs * 1e6,
+        "worker_peak_mb": peak,
+        "worker_grown_mb": rss - rss_before,
+    }
+
+
+def _fill_behind(store: PgStore, rows: int) -> None:
+    """Rows that are there but not this worker's business, with statistics missing."""
+    for start in range(0, rows, 1000):
+        batch = envelopes(min(1000, rows - start))
+        store.enqueue([evolve(envelope, queue="other") for envelope in batch])
+
+
+def _postmaster(url: str) -> int:
+    """The server's own process, for its processor time; the server must be local."""
+    with psycopg.connect(url) as connection:
+        backend = connection.info.backend_pid
+        stat = Path(f"/proc/{backend}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])

@@ -1,0 +1,111 @@
+"""The command line: `python -m headgate_sync`, also installed as `headgate`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from headgate_sync import __version__
+from headgate_sync.errors import ConfigurationError, HeadgateError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headgate", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser(
+        "demo", help="index Python files with workers of which one is killed"
+    )
+    demo.add_argument(
+        "--files", type=Path, metavar="DIR", help="default: the standard library"
+    )
+
+    migrate = commands.add_parser("migrate", help="create, update or drop the schema")
+    migrate.add_argument("action", choices=("up", "status", "down"))
+    migrate.add_argument("--url", help="default: HEADGATE_DATABASE_URL, DATABASE_URL")
+    migrate.add_argument("--schema", help="default: HEADGATE_SCHEMA, else headgate")
+    migrate.add_argument(
+        "--yes", action="store_true", help="confirm `down`: it drops every job"
+    )
+
+    embedded = commands.add_parser("embedded", help="the development database")
+    embedded.add_argument("action", choices=("remove",))
+    return parser
+
+
+def _configured_url(given: str | None = None) -> str | None:
+    environ = os.environ
+    return given or environ.get("HEADGATE_DATABASE_URL") or environ.get("DATABASE_URL")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from headgate_sync.demo.run import run_demo
+
+    if arguments.files is not None and not arguments.files.is_dir():
+        raise ConfigurationError(f"--files: {arguments.files} is no directory")
+    url = _configured_url()
+    if url is not None:
+        report = run_demo(url, arguments.files)
+    else:
+        from headgate_sync.embedded import EmbeddedServer
+
+        with EmbeddedServer.start() as server:
+            print(f"embedded PostgreSQL in {server.data_dir}", file=sys.stderr)
+            report = run_demo(server.url, arguments.files)
+    print("\n".join(report.lines()))
+    return 0 if report.ok else 1
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from headgate_sync.postgres import migrate
+
+    url = _configured_url(arguments.url)
+    if url is None:
+        raise ConfigurationError(
+            "no database: give --url or set HEADGATE_DATABASE_URL or DATABASE_URL"
+        )
+    schema = arguments.schema or os.environ.get("HEADGATE_SCHEMA") or "headgate"
+    if arguments.action == "status":
+        for line in migrate.status(url, schema=schema):
+            print(line)
+        return 0
+    if arguments.action == "down":
+        if not arguments.yes:
+            raise ConfigurationError(
+                f"migrate down drops every job of schema {schema}; confirm with --yes"
+            )
+        migrate.migrate_down(url, schema=schema)
+        print(f"schema {schema} holds no tables of headgate any more")
+        return 0
+    for line in migrate.migrate_up(url, schema=schema):
+        print(f"applied {line}")
+    print(f"schema {schema} is current")
+    return 0
+
+
+def _embedded(_arguments: argparse.Namespace) -> int:
+    from headgate_sync.embedded import remove
+
+    removed = remove()
+    print(f"removed {removed}" if removed else "there is no embedded database")
+    return 0
+
+
+_COMMANDS = {"demo": _demo, "migrate": _migrate, "embedded": _embedded}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a mistake in the set-up is one line and exit code 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _COMMANDS[arguments.command](arguments)
+    except HeadgateError as error:
+        print(f"headgate: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

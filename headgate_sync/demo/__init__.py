@@ -1,0 +1,1 @@
+"""Programs that show the queue at work on real input."""
