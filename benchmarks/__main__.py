@@ -9,7 +9,7 @@ import sys
 from benchmarks.database import benchmark_database
 from benchmarks.report import versions_and_settings
 
-NAMES = ("enqueue", "drain", "latency", "admit", "memory", "idle", "recover")
+NAMES = ("enqueue", "drain", "latency", "admit", "memory", "idle", "recover", "peers")
 
 
 def main() -> int:
@@ -17,7 +17,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="name", required=True)
     for name in NAMES:
-        module = importlib.import_module(f"benchmarks.{name}")
+        try:
+            module = importlib.import_module(f"benchmarks.{name}")
+        except ModuleNotFoundError as error:
+            if error.name not in ("asyncpg", "pgqueuer"):
+                raise
+            benchmarks.add_parser(name, help="needs the extra `bench`, not installed")
+            continue
         options = benchmarks.add_parser(name, help=module.__doc__)
         options.add_argument("--runs", type=int, default=3)
         options.add_argument("--url", help="default: a server of its own")

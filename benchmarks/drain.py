@@ -40,7 +40,7 @@ def run(url: str, options: Namespace) -> Report:
             seconds = plain.drain(threads=options.threads, batch=100)
             samples.setdefault("bare_jobs_per_s", []).append(options.jobs / seconds)
         with fresh_store(url) as store:
-            for name, value in _drain(url, store, options).items():
+            for name, value in drain(url, store, options).items():
                 samples.setdefault(name, []).append(value)
     for name, values in samples.items():
         report.figure(name, values)
@@ -48,12 +48,13 @@ def run(url: str, options: Namespace) -> Report:
     return report
 
 
-def _drain(url: str, store: PgStore, options: Namespace) -> dict[str, float]:
+def drain(url: str, store: PgStore, options: Namespace) -> dict[str, float]:
+    """Preload, start a worker, and measure from its first acks to the last."""
     preload(store, options.jobs)
     if options.behind:
         _fill_behind(store, options.behind)
-    postmaster = _postmaster(url)
-    server_before = server_cpu_s(postmaster)
+    server_pid = postmaster(url)
+    server_before = server_cpu_s(server_pid)
     inspect = store.inspect
     assert inspect is not None
     with worker_process(url, "--threads", str(options.threads)) as worker:
@@ -67,7 +68,7 @@ def _drain(url: str, store: PgStore, options: Namespace) -> dict[str, float]:
         wait_until(lambda: inspect.unfinished("bench") == 0, timeout_s=600)
         seconds = time.perf_counter() - started
         cpu, rss, peak = worker.cpu_s() - cpu_before, worker.rss_mb(), worker.peak_mb()
-    server = server_cpu_s(postmaster) - server_before
+    server = server_cpu_s(server_pid) - server_before
     return {
         "jobs_per_s": first / seconds,
         "worker_cpu_us_per_job": cpu / first * 1e6,
@@ -84,7 +85,7 @@ def _fill_behind(store: PgStore, rows: int) -> None:
         store.enqueue([evolve(envelope, queue="other") for envelope in batch])
 
 
-def _postmaster(url: str) -> int:
+def postmaster(url: str) -> int:
     """The server's own process, for its processor time; the server must be local."""
     with psycopg.connect(url) as connection:
         backend = connection.info.backend_pid

@@ -20,7 +20,7 @@ from benchmarks.load import envelopes
 from benchmarks.processes import wait_for_lines, worker_process
 from benchmarks.report import Report, percentile
 
-_SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99))
+SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99))
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -34,19 +34,23 @@ def run(url: str, options: Namespace) -> Report:
     report = Report("latency", {"jobs": options.jobs, "gap_ms": options.gap_ms})
     samples: dict[str, list[float]] = {}
     for _ in range(options.runs):
-        for label, times in (("bare_", _bare(url, options)), ("", _ours(url, options))):
-            for name, share in _SHARES:
+        for label, times in (
+            ("bare_", _bare(url, options)),
+            ("", pick_up(url, options)),
+        ):
+            for name, share in SHARES:
                 key = f"{label}{name}_ms"
                 samples.setdefault(key, []).append(percentile(times, share))
     for name, values in samples.items():
         report.figure(name, values)
-    for name, _share in _SHARES:
+    for name, _share in SHARES:
         key = f"{name}_ms"
         report.ratio(f"{name}/bare", samples[key], samples[f"bare_{key}"])
     return report
 
 
-def _ours(url: str, options: Namespace) -> list[float]:
+def pick_up(url: str, options: Namespace) -> list[float]:
+    """Milliseconds from commit to handler start, one job at a time."""
     with tempfile.NamedTemporaryFile() as stamps, fresh_store(url) as store:
         os.environ[STAMPS] = stamps.name
         sent: dict[int, int] = {}
