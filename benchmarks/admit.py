@@ -11,7 +11,7 @@ from benchmarks.load import preload
 from benchmarks.report import Report, percentile
 from headgate_sync.lease import Ack, AdmitRequest
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.postgres import PgStore
+from headgate_sync.postgres.store import PgStore
 
 
 def add_options(parser: ArgumentParser) -> None:

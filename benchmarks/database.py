@@ -14,7 +14,7 @@ from headgate_sync.postgres.migrate import migrate_up
 from psycopg import sql
 
 from headgate_sync.embedded import EmbeddedServer
-from headgate_sync.postgres import PgStore
+from headgate_sync.postgres.store import PgStore
 
 SCHEMA = "headgate_bench"
 

@@ -14,7 +14,7 @@ from benchmarks.database import fresh_store
 from benchmarks.load import envelopes, preload
 from benchmarks.processes import server_cpu_s, wait_until, worker_process
 from benchmarks.report import Report
-from headgate_sync.postgres import PgStore
+from headgate_sync.postgres.store import PgStore
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -61,11 +61,13 @@ def drain(url: str, store: PgStore, options: Namespace) -> dict[str, float]:
         wait_until(
             lambda: inspect.unfinished("bench") < options.jobs,
             timeout_s=60,
-            interval_s=0.001,
+            interval_s=0.02,
         )
         started, first = time.perf_counter(), inspect.unfinished("bench")
         cpu_before, rss_before = worker.cpu_s(), worker.rss_mb()
-        wait_until(lambda: inspect.unfinished("bench") == 0, timeout_s=600)
+        wait_until(
+            lambda: inspect.unfinished("bench") == 0, timeout_s=600, interval_s=0.02
+        )
         seconds = time.perf_counter() - started
         cpu, rss, peak = worker.cpu_s() - cpu_before, worker.rss_mb(), worker.peak_mb()
     server = server_cpu_s(server_pid) - server_before

@@ -12,7 +12,7 @@ from benchmarks.bare import INSERT, PAYLOAD, Bare, bare
 from benchmarks.database import fresh_store
 from benchmarks.load import envelopes
 from benchmarks.report import Report
-from headgate_sync.postgres import PgStore
+from headgate_sync.postgres.store import PgStore
 
 
 def add_options(parser: ArgumentParser) -> None:

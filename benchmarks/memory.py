@@ -9,7 +9,7 @@ from benchmarks.load import envelopes
 from benchmarks.report import Report
 from headgate_sync.lease import Ack, AdmitRequest
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.memory import MemStore
+from headgate_sync.memory.store import MemStore
 
 
 def add_options(parser: ArgumentParser) -> None:

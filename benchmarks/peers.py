@@ -97,11 +97,13 @@ def _peer_drain(url: str, jobs: int) -> dict[str, float]:
         server_before = server_cpu_s(postmaster)
         with _peer_worker() as pid:
             wait_until(
-                lambda: _waiting(connection) < jobs, timeout_s=60, interval_s=0.005
+                lambda: _waiting(connection) < jobs, timeout_s=60, interval_s=0.02
             )
             started, first = time.perf_counter(), _waiting(connection)
             cpu_before = process_cpu_s(pid)
-            wait_until(lambda: _waiting(connection) == 0, timeout_s=600)
+            wait_until(
+                lambda: _waiting(connection) == 0, timeout_s=600, interval_s=0.02
+            )
             seconds = time.perf_counter() - started
             cpu = process_cpu_s(pid) - cpu_before
         server = server_cpu_s(postmaster) - server_before

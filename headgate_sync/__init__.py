@@ -1,5 +1,208 @@
-"""A synchronous, thread-based job queue on PostgreSQL."""
+"""A synchronous, thread-based job queue on PostgreSQL.
+
+Each name is loaded when it is first used, so that importing the package costs next to
+nothing and a producer pays only for what it touches.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headgate_sync.app import Headgate as Headgate
+    from headgate_sync.binding import (
+        Attempt as Attempt,
+    )
+    from headgate_sync.binding import (
+        TaskId as TaskId,
+    )
+    from headgate_sync.binding import (
+        WorkerInfo as WorkerInfo,
+    )
+    from headgate_sync.client import Client as Client
+    from headgate_sync.context import (
+        JobContext as JobContext,
+    )
+    from headgate_sync.context import (
+        current_job as current_job,
+    )
+    from headgate_sync.envelope import Envelope as Envelope
+    from headgate_sync.errors import (
+        AttemptCancelled as AttemptCancelled,
+    )
+    from headgate_sync.errors import (
+        AttemptTimeout as AttemptTimeout,
+    )
+    from headgate_sync.errors import (
+        BackendError as BackendError,
+    )
+    from headgate_sync.errors import (
+        Backpressure as Backpressure,
+    )
+    from headgate_sync.errors import (
+        CodecError as CodecError,
+    )
+    from headgate_sync.errors import (
+        ConfigurationError as ConfigurationError,
+    )
+    from headgate_sync.errors import (
+        DuplicateJob as DuplicateJob,
+    )
+    from headgate_sync.errors import (
+        ExtractionError as ExtractionError,
+    )
+    from headgate_sync.errors import (
+        FingerprintQuarantined as FingerprintQuarantined,
+    )
+    from headgate_sync.errors import (
+        HeadgateError as HeadgateError,
+    )
+    from headgate_sync.errors import (
+        IdConflict as IdConflict,
+    )
+    from headgate_sync.errors import (
+        InvalidRequest as InvalidRequest,
+    )
+    from headgate_sync.errors import (
+        LeaseLost as LeaseLost,
+    )
+    from headgate_sync.errors import (
+        LeaseRejected as LeaseRejected,
+    )
+    from headgate_sync.errors import (
+        MalformedPayload as MalformedPayload,
+    )
+    from headgate_sync.errors import (
+        NotFound as NotFound,
+    )
+    from headgate_sync.errors import (
+        ShutdownRequested as ShutdownRequested,
+    )
+    from headgate_sync.errors import (
+        StaleCheckpoint as StaleCheckpoint,
+    )
+    from headgate_sync.errors import (
+        StoreConflict as StoreConflict,
+    )
+    from headgate_sync.errors import (
+        StoreError as StoreError,
+    )
+    from headgate_sync.errors import (
+        StoreUnavailable as StoreUnavailable,
+    )
+    from headgate_sync.errors import (
+        UnknownSchemaVersion as UnknownSchemaVersion,
+    )
+    from headgate_sync.errors import (
+        Unsupported as Unsupported,
+    )
+    from headgate_sync.lifecycle import Outcome as Outcome
+    from headgate_sync.lifecycle import State as State
+    from headgate_sync.memory.store import MemStore as MemStore
+    from headgate_sync.options import TaskOptions as TaskOptions
+    from headgate_sync.options import Unique as Unique
+    from headgate_sync.postgres.store import PgStore as PgStore
+    from headgate_sync.registry import Registry as Registry
+    from headgate_sync.request import JobHandle as JobHandle
+    from headgate_sync.request import JobRequest as JobRequest
+    from headgate_sync.signals import (
+        RateLimited as RateLimited,
+    )
+    from headgate_sync.signals import (
+        Revoke as Revoke,
+    )
+    from headgate_sync.signals import (
+        Skip as Skip,
+    )
+    from headgate_sync.signals import (
+        Snooze as Snooze,
+    )
+    from headgate_sync.store import Store as Store
+    from headgate_sync.worker import Worker as Worker
+    from headgate_sync.worker import WorkerConfig as WorkerConfig
+
 __version__ = "0.1.0"
+
+# The same names as above, by module: what a type checker reads and what is loaded.
+_HOMES = {
+    "app": ("Headgate",),
+    "binding": (
+        "Attempt",
+        "TaskId",
+        "WorkerInfo",
+    ),
+    "client": ("Client",),
+    "context": (
+        "JobContext",
+        "current_job",
+    ),
+    "envelope": ("Envelope",),
+    "errors": (
+        "AttemptCancelled",
+        "AttemptTimeout",
+        "BackendError",
+        "Backpressure",
+        "CodecError",
+        "ConfigurationError",
+        "DuplicateJob",
+        "ExtractionError",
+        "FingerprintQuarantined",
+        "HeadgateError",
+        "IdConflict",
+        "InvalidRequest",
+        "LeaseLost",
+        "LeaseRejected",
+        "MalformedPayload",
+        "NotFound",
+        "ShutdownRequested",
+        "StaleCheckpoint",
+        "StoreConflict",
+        "StoreError",
+        "StoreUnavailable",
+        "UnknownSchemaVersion",
+        "Unsupported",
+    ),
+    "lifecycle": (
+        "Outcome",
+        "State",
+    ),
+    "memory.store": ("MemStore",),
+    "options": (
+        "TaskOptions",
+        "Unique",
+    ),
+    "postgres.store": ("PgStore",),
+    "registry": ("Registry",),
+    "request": (
+        "JobHandle",
+        "JobRequest",
+    ),
+    "signals": (
+        "RateLimited",
+        "Revoke",
+        "Skip",
+        "Snooze",
+    ),
+    "store": ("Store",),
+    "worker": (
+        "Worker",
+        "WorkerConfig",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -81,18 +83,23 @@ def lane_key(
     return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 
+@lru_cache(maxsize=1024)  # a program enqueues few kinds, each of them often
+def _is_kind(kind: str) -> bool:
+    raw = kind.encode("utf-8", "surrogatepass")
+    return (
+        1 <= len(raw) <= MAX_KIND_BYTES
+        and raw[0] in _WORD
+        and all(byte in _KIND_REST for byte in raw)
+    )
+
+
 def check_kind(kind: str) -> None:
     """Check a kind, or an alias of one.
 
     Raises:
         InvalidRequest: the text names the kind and the whole rule.
     """
-    raw = kind.encode("utf-8", "surrogatepass")
-    if (
-        not 1 <= len(raw) <= MAX_KIND_BYTES
-        or raw[0] not in _WORD
-        or any(byte not in _KIND_REST for byte in raw)
-    ):
+    if not _is_kind(kind):
         raise InvalidRequest(
             f"invalid kind `{kind}`: 1-{MAX_KIND_BYTES} characters, "
             "first [A-Za-z0-9_], rest [A-Za-z0-9_] or one of -[]<>/.:+"
@@ -117,6 +124,11 @@ def check_text(name: str, value: object) -> str:
     return value
 
 
+def _size(text: str) -> int:
+    """Length in bytes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def check_identifier(name: str, value: str, *, ascii_only: bool = False) -> None:
     """Check the length of a name in bytes (and that it is ASCII).
 
@@ -127,11 +139,16 @@ def check_identifier(name: str, value: str, *, ascii_only: bool = False) -> None
         raise InvalidRequest(
             f"{name} must be ASCII, at most {MAX_IDENTIFIER_BYTES} bytes"
         )
-    size = len(value) if value.isascii() else len(value.encode())
+    size = _size(value)
     if size > MAX_IDENTIFIER_BYTES:
         raise InvalidRequest(
             f"{name} has {size} bytes, the limit is {MAX_IDENTIFIER_BYTES}"
         )
+
+
+def _check_is_int(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise InvalidRequest(f"{name} must be int, got {type(value).__name__}")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
@@ -140,14 +157,48 @@ def check_int(name: str, value: object, low: int, high: int) -> int:
     Raises:
         InvalidRequest: the text names field, value and range.
     """
-    if type(value) is not int:
-        raise InvalidRequest(f"{name} must be int, got {type(value).__name__}")
+    _check_is_int(name, value)
+    assert isinstance(value, int)
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}, allowed is {low} to {high}")
+        # Python refuses to write very long numbers as text.
+        bits = value.bit_length()
+        told = str(value) if bits <= 128 else f"a number of {bits} bits"
+        raise InvalidRequest(f"{name} is {told}, allowed is {low} to {high}")
     return value
 
 
+def check_bytes(name: str, value: object) -> None:
+    """Refuse anything but bytes.
+
+    Raises:
+        InvalidRequest: the text names the field.
+    """
+    if type(value) is not bytes:
+        raise InvalidRequest(f"{name} must be bytes, got {type(value).__name__}")
+
+
+def _check_payload_size(payload: bytes) -> None:
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidRequest(
+            f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD_BYTES}"
+        )
+
+
+def check_payload(payload: bytes, schema_version: int, fingerprint: str) -> None:
+    """Check the three fields that an edit of a stored job replaces together.
+
+    Raises:
+        InvalidRequest: the text names field and limit.
+    """
+    check_bytes("payload", payload)
+    check_int("schema_version", schema_version, 1, MAX_INT32)
+    check_identifier("fingerprint", check_text("fingerprint", fingerprint))
+    _check_payload_size(payload)
+
+
 def _freeze_headers(value: object) -> Mapping[str, str]:
+    if value is _NO_HEADERS:
+        return _NO_HEADERS
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"headers must be a mapping, got {type(value).__name__}")
     for key, text in value.items():
@@ -161,6 +212,8 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 def _sorted_tags(value: object) -> tuple[str, ...]:
     """Check and sort, so that a sent and a stored value are equal."""
+    if value == ():
+        return ()
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise InvalidRequest(
             f"tags must be a sequence of str, got {type(value).__name__}"
@@ -282,21 +335,36 @@ class Envelope:
     deadline_in_ms: int = 0
 
     def __attrs_post_init__(self) -> None:
+        # Almost every job is short ASCII text and small numbers. One look at all of
+        # them together then spares a look at each.
+        texts: tuple[str, ...] = _texts_of(self)
+        short = _are_short_ascii(texts)
+        small = _are_within(_counts_of(self), MAX_INT32) and _are_within(
+            _times_of(self), MAX_RELATIVE_MS
+        )
+        if not short:
+            for name, text in zip(_TEXTS, texts, strict=True):
+                check_text(name, text)
+        if not small:
+            self._check_columns()
         self._check_types()
         if not self.id:
             raise InvalidRequest("id must not be empty")
         check_kind(self.kind)
-        for name in _IDENTIFIERS:
-            check_identifier(name, getattr(self, name))
+        if not short:
+            for name in _IDENTIFIERS:
+                check_identifier(name, getattr(self, name))
         self._check_sizes()
-        for name in ("timeout_ms", "deadline_ms", "retention_ms", "scheduled_at_ms"):
-            check_int(name, getattr(self, name), 0, MAX_INT64)
-        for name in ("delay_ms", "deadline_in_ms"):
-            check_int(name, getattr(self, name), 0, MAX_RELATIVE_MS)
+        if not small:
+            for name, high in _TIMES.items():
+                check_int(name, getattr(self, name), 0, high)
         self._check_uniqueness()
-        _check_ascii_tags(self.tags)
-        self._check_schedule()
-        check_identifier("sticky_worker", self.sticky_worker, ascii_only=True)
+        if self.tags:
+            _check_ascii_tags(self.tags)
+        if self.pending or self.delay_ms or self.deadline_in_ms:
+            self._check_schedule()
+        if not short:
+            check_identifier("sticky_worker", self.sticky_worker, ascii_only=True)
         if self.periodic_tick_ms < 0 or bool(self.periodic_schedule_id) != (
             self.periodic_tick_ms > 0
         ):
@@ -305,27 +373,37 @@ class Envelope:
                 f"{self.periodic_schedule_id!r}, {self.periodic_tick_ms}"
             )
 
-    def _check_types(self) -> None:
-        for name in _TEXTS:
-            check_text(name, getattr(self, name))
-        for name, low, high in _RANGES:
+    @classmethod
+    def from_stored(cls, values: Iterable[object]) -> Envelope:
+        """Rebuild a value from fields that a store took in.
+
+        Nothing is checked or filled in: the constructor did both when the job came.
+
+        Args:
+            values: one per field, in the order of `field_names`.
+        """
+        envelope = object.__new__(cls)
+        for write, value in zip(_WRITERS, values, strict=True):
+            write(envelope, value)
+        return envelope
+
+    def _check_columns(self) -> None:
+        for name, (low, high) in _COLUMNS.items():
             check_int(name, getattr(self, name), low, high)
-        for name in ("pending", "unique_exclude_kind"):
-            if type(getattr(self, name)) is not bool:
-                raise InvalidRequest(f"{name} must be bool")
-        if type(self.payload) is not bytes:
-            raise InvalidRequest(
-                f"payload must be bytes, got {type(self.payload).__name__}"
-            )
+        for name in _TIMES:
+            _check_is_int(name, getattr(self, name))
+
+    def _check_types(self) -> None:
+        if type(self.pending) is not bool:
+            raise InvalidRequest("pending must be bool")
+        if type(self.unique_exclude_kind) is not bool:
+            raise InvalidRequest("unique_exclude_kind must be bool")
+        check_bytes("payload", self.payload)
         if self.unique_key is not None and type(self.unique_key) is not bytes:
             raise InvalidRequest("unique_key must be bytes or None")
 
     def _check_sizes(self) -> None:
-        if len(self.payload) > MAX_PAYLOAD_BYTES:
-            raise InvalidRequest(
-                f"payload has {len(self.payload)} bytes, "
-                f"the limit is {MAX_PAYLOAD_BYTES}"
-            )
+        _check_payload_size(self.payload)
         if self.unique_key is not None and len(self.unique_key) > MAX_UNIQUE_KEY_BYTES:
             raise InvalidRequest(
                 f"unique_key has {len(self.unique_key)} bytes, "
@@ -335,15 +413,13 @@ class Envelope:
             raise InvalidRequest(
                 f"headers has {len(self.headers)} entries, the limit is {MAX_HEADERS}"
             )
-        size = self.headers_bytes
+        size = self.headers_bytes if self.headers else 0
         if size > MAX_HEADERS_BYTES:
             raise InvalidRequest(
                 f"headers has {size} bytes, the limit is {MAX_HEADERS_BYTES}"
             )
 
     def _check_uniqueness(self) -> None:
-        for name in ("unique_window_ms", "unique_debounce_ms"):
-            check_int(name, getattr(self, name), 0, MAX_RELATIVE_MS)
         if self.unique_debounce_ms and (not self.unique_key or self.unique_window_ms):
             raise InvalidRequest(
                 "unique_debounce_ms needs a non-empty lifecycle unique_key "
@@ -372,12 +448,12 @@ class Envelope:
     @property
     def headers_bytes(self) -> int:
         """Size of all header keys and values in bytes."""
-        return sum(len(k.encode()) + len(v.encode()) for k, v in self.headers.items())
+        return sum(_size(key) + _size(text) for key, text in self.headers.items())
 
     @property
     def size_bytes(self) -> int:
         """What the job counts towards the size of a batch."""
-        texts = sum(len(getattr(self, name).encode()) for name in _SIZED_TEXTS)
+        texts = _size("".join(_texts_of(self)))
         tags = sum(len(tag) for tag in self.tags)
         return (
             len(self.payload) + len(self.unique_key or b"") + texts + tags
@@ -410,6 +486,23 @@ def unique_key_of(kind: str, effective: bytes | None) -> tuple[bytes | None, boo
     return effective[6 + len(kind.encode()) :], False
 
 
+def _are_short_ascii(texts: tuple[object, ...]) -> bool:
+    """Whether all are text without NUL that no limit of length can forbid."""
+    if set(map(type, texts)) != {str}:
+        return False
+    joined = "".join(texts)  # type: ignore[arg-type]
+    return (
+        len(joined) <= MAX_IDENTIFIER_BYTES and joined.isascii() and "\0" not in joined
+    )
+
+
+def _are_within(numbers: tuple[Any, ...], high: int) -> bool:
+    """Whether all are integers from 0 to a bound that is allowed for each of them."""
+    return (
+        set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) <= high
+    )
+
+
 _IDENTIFIERS = (
     "id",
     "queue",
@@ -419,26 +512,38 @@ _IDENTIFIERS = (
     "periodic_schedule_id",
 )
 _TEXTS = ("id", "kind", *_IDENTIFIERS[1:], "sticky_worker")
-_SIZED_TEXTS = ("id", "kind", *_IDENTIFIERS[1:], "sticky_worker")
-# Column ranges of the integers that have no narrower rule with a message of its own.
-_RANGES = (
-    ("schema_version", 0, MAX_INT32),
-    ("weight", 0, MAX_INT32),
-    ("priority", -MAX_INT32 - 1, MAX_INT32),
-    ("attempt", 0, MAX_INT32),
-    ("crash_attempt", 0, MAX_INT32),
-    ("max_attempts", 0, MAX_INT32),
-    ("unique_states", -MAX_INT32 - 1, MAX_INT32),
-    ("unique_replace", -MAX_INT32 - 1, MAX_INT32),
-    ("periodic_tick_ms", -MAX_INT64 - 1, MAX_INT64),
-    *((name, -MAX_INT64 - 1, MAX_INT64) for name in (
-        "scheduled_at_ms", "timeout_ms", "deadline_ms", "retention_ms",
-        "unique_window_ms", "unique_debounce_ms", "delay_ms", "deadline_in_ms",
-    )),
-)  # fmt: skip
+# Ranges of the columns; what is below 0 has another rule for the tick.
+_COLUMNS = {
+    "schema_version": (0, MAX_INT32),
+    "weight": (0, MAX_INT32),
+    "priority": (-MAX_INT32 - 1, MAX_INT32),
+    "attempt": (0, MAX_INT32),
+    "crash_attempt": (0, MAX_INT32),
+    "max_attempts": (0, MAX_INT32),
+    "unique_states": (-MAX_INT32 - 1, MAX_INT32),
+    "unique_replace": (-MAX_INT32 - 1, MAX_INT32),
+    "periodic_tick_ms": (-MAX_INT64 - 1, MAX_INT64),
+}
+# Upper bounds. Retention is added to an instant by an index, which must not overflow.
+_TIMES = {
+    "timeout_ms": MAX_INT64,
+    "deadline_ms": MAX_INT64,
+    "scheduled_at_ms": MAX_INT64,
+    "retention_ms": MAX_RELATIVE_MS,
+    "delay_ms": MAX_RELATIVE_MS,
+    "deadline_in_ms": MAX_RELATIVE_MS,
+    "unique_window_ms": MAX_RELATIVE_MS,
+    "unique_debounce_ms": MAX_RELATIVE_MS,
+}
+_texts_of = attrgetter(*_TEXTS)
+_counts_of = attrgetter(*(name for name in _COLUMNS if name != "periodic_tick_ms"))
+_times_of = attrgetter("periodic_tick_ms", *_TIMES)
 
 
 def field_names() -> tuple[str, ...]:
     """The names of all fields, in order."""
     attributes: tuple[Attribute[Any], ...] = fields(Envelope)
     return tuple(attribute.name for attribute in attributes)
+
+
+_WRITERS = tuple(getattr(Envelope, name).__set__ for name in field_names())

@@ -10,10 +10,24 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def _restored(
+    kind: type[HeadgateError], arguments: tuple[object, ...], facts: dict[str, object]
+) -> HeadgateError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(facts)
+    return error
+
+
 class HeadgateError(Exception):
     """Root of all errors that this package raises on purpose."""
 
     retryable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions are copied by calling their class with `args`, which fails where a
+        # fact is a keyword; an error raised in a child process must reach its parent.
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 # What a store raises.
@@ -110,6 +124,16 @@ class NotFound(StoreError):
         super().__init__(what)
         self.what = what
         self.message = what
+
+    @classmethod
+    def job(cls, job_id: str) -> NotFound:
+        """No job has this id."""
+        return cls(f"job {job_id} does not exist")
+
+    @classmethod
+    def quarantine(cls, fingerprint: str) -> NotFound:
+        """Nothing is quarantined under this fingerprint."""
+        return cls(f"fingerprint {fingerprint} is not quarantined")
 
 
 class InvalidRequest(StoreError, ValueError):

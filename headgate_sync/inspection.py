@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from headgate_sync.lease import Checkpoint
+from headgate_sync.policies import Policies
 
 MAX_SAMPLE = 50_000
 MAX_JOBS = 1_000
 MAX_PAGE = 200
+
+# What a reclaim writes into the history and into the registry.
+LEASE_LOST_ERROR = "the lease ran out without an ack"
+CRASH_LIMIT_REASON = "crash limit reached"
+
+
+def _lines(logs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(logs)
 
 
 @frozen(kw_only=True)
@@ -34,7 +43,7 @@ class AttemptEntry:
     attempt: int | None = None
     crash_attempt: int | None = None
     error: str | None = None
-    logs: tuple[str, ...] = field(default=(), converter=tuple)
+    logs: tuple[str, ...] = field(default=(), converter=_lines)
     latency_ms: int | None = None
     error_code: str = ""
     worker: str = ""
@@ -138,7 +147,7 @@ class QuarantineEntry:
     reason: str
 
 
-class Inspect(Protocol):
+class Inspect(Policies, Protocol):
     """Looking and steering. Every method blocks; any thread may call it.
 
     Verbs on one job take its id. They raise `NotFound` for a missing job, and

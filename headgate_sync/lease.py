@@ -63,9 +63,15 @@ def check_lease_ms(lease_ms: int) -> None:
     check_int("lease_ms", lease_ms, 1, MAX_LEASE_MS)
 
 
+def _check_sequence(name: str, value: object) -> None:
+    """Refuse one text where several are meant, and what holds nothing."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        kind = type(value).__name__
+        raise InvalidRequest(f"{name} must be a sequence of str, got {kind}")
+
+
 def _normal_queues(queues: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(queues, str | bytes):
-        raise InvalidRequest("queues must be a sequence of str, got one text")
+    _check_sequence("queues", queues)
     return tuple(sorted({check_text("queues", queue) for queue in queues}))
 
 
@@ -120,7 +126,15 @@ _NO_CRASHES: Mapping[str, int] = MappingProxyType({})
 
 
 def _freeze_crashes(value: Mapping[str, int]) -> Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        raise InvalidRequest(f"crashes_by_step must be a mapping, got {kind}")
     return MappingProxyType(dict(value)) if value else _NO_CRASHES
+
+
+def _step_names(value: Iterable[str]) -> tuple[str, ...]:
+    _check_sequence("completed_steps", value)
+    return tuple(value)
 
 
 def _check_step(name: str, step: str) -> None:
@@ -143,7 +157,7 @@ class Checkpoint:
         remaining_weight: what the next admission charges instead of the job's weight.
     """
 
-    completed_steps: tuple[str, ...] = field(default=(), converter=tuple)
+    completed_steps: tuple[str, ...] = field(default=(), converter=_step_names)
     in_progress_step: str | None = None
     cursor_step: str | None = None
     cursor: bytes | None = None
@@ -234,7 +248,7 @@ class Checkpoint:
                 step_set_hash=stored.get("hash", ""),
                 crashes_by_step=stored.get("crashes", {}),
             )
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return kept
 
     def with_crash(self) -> Checkpoint:
@@ -453,9 +467,14 @@ def _stored_error(error: str | None) -> str | None:
 
 
 def _stored_logs(logs: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(logs, str) or not all(isinstance(line, str) for line in logs):
-        raise InvalidRequest("logs must be a sequence of str")
-    return tuple(storable_text(line) for line in logs)
+    if logs == ():
+        return ()
+    _check_sequence("logs", logs)
+    lines = tuple(logs)
+    for line in lines:
+        if not isinstance(line, str):
+            raise InvalidRequest(f"logs must hold str, got {type(line).__name__}")
+    return tuple(storable_text(line) for line in lines)
 
 
 def _check_code(name: str, code: str) -> None:
@@ -518,5 +537,7 @@ class Ack:
                 check_int(name, getattr(self, name), 0, MAX_INT32)
         _check_code("error_code", self.error_code)
         _check_reason(self.reason_code)
+        if self.result is not None and not isinstance(self.result, JobResult):
+            raise InvalidRequest("result must be a JobResult or None")
         if self.result is not None and self.outcome is not Outcome.SUCCESS:
             raise InvalidRequest("result needs outcome success")

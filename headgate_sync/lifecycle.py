@@ -256,9 +256,19 @@ def refused(event: Event, source: State) -> InvalidRequest:
     return InvalidRequest(f"{event.value} is not defined from {source.value}")
 
 
+def _by_edge() -> dict[tuple[State, Event], tuple[Transition, ...]]:
+    found: dict[tuple[State, Event], tuple[Transition, ...]] = {}
+    for row in TRANSITIONS:
+        found[row.source, row.event] = (*found.get((row.source, row.event), ()), row)
+    return found
+
+
+_BY_EDGE = _by_edge()
+
+
 def _rows(source: State, event: Event) -> tuple[Transition, ...]:
-    rows = tuple(t for t in TRANSITIONS if t.source is source and t.event is event)
-    if not rows:
+    rows = _BY_EDGE.get((source, event))
+    if rows is None:
         raise refused(event, source)
     return rows
 

@@ -301,25 +301,39 @@ class Store(Protocol):
         ...
 
     @property
-    def results(self) -> ResultStore | None: ...
+    def results(self) -> ResultStore | None:
+        """Results of successful jobs, or None."""
+        ...
 
     @property
-    def outputs(self) -> OutputStore | None: ...
+    def outputs(self) -> OutputStore | None:
+        """Output of running jobs, or None."""
+        ...
 
     @property
-    def progress(self) -> ProgressStore | None: ...
+    def progress(self) -> ProgressStore | None:
+        """Progress of running jobs, or None."""
+        ...
 
     @property
-    def transactional(self) -> Transactional | None: ...
+    def transactional(self) -> Transactional | None:
+        """Jobs and application rows in one commit, or None."""
+        ...
 
     @property
-    def inspect(self) -> Inspect | None: ...
+    def inspect(self) -> Inspect | None:
+        """Looking at jobs and steering them, or None."""
+        ...
 
     @property
-    def notifying(self) -> Notifying | None: ...
+    def notifying(self) -> Notifying | None:
+        """Wake-ups, or None."""
+        ...
 
     @property
-    def maintenance(self) -> Maintenance | None: ...
+    def maintenance(self) -> Maintenance | None:
+        """Upkeep of the store's own bookkeeping, or None."""
+        ...
 
 
 CAPABILITIES: Mapping[str, type] = {
@@ -348,8 +362,8 @@ def derived_caps(store: Store) -> Caps:
 def _methods(protocol: type) -> dict[str, Any]:
     return {
         name: member
-        for name, member in vars(protocol).items()
-        if not name.startswith("_") and callable(member)
+        for name, member in inspect.getmembers(protocol, inspect.isfunction)
+        if not name.startswith("_")
     }
 
 

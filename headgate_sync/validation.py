@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate_sync.envelope import Envelope, check_int
+from headgate_sync.envelope import Envelope, check_identifier, check_int, check_text
 from headgate_sync.errors import IdConflict, InvalidRequest
+from headgate_sync.lease import check_lease_ms
 
 MAX_BATCH_JOBS = 1000
 MAX_BATCH_BYTES = 16_777_216
@@ -51,3 +52,35 @@ def check_limit(limit: int) -> None:
         InvalidRequest: not within 1 to 1,000,000.
     """
     check_int("limit", limit, 1, MAX_SWEEP)
+
+
+def check_count(name: str, count: int, limit: int) -> None:
+    """Check how many values a call brings.
+
+    Raises:
+        InvalidRequest: more than the limit; the text names both.
+    """
+    if count > limit:
+        raise InvalidRequest(f"{name} has {count} entries, the limit is {limit}")
+
+
+def check_name(field: str, value: str) -> None:
+    """Check the name of a queue, a duty or a holder: 1 to 255 bytes of text.
+
+    Raises:
+        InvalidRequest: the text names the field.
+    """
+    check_identifier(field, check_text(field, value))
+    if not value:
+        raise InvalidRequest(f"{field} must not be empty")
+
+
+def check_duty(name: str, holder: str, lease_ms: int) -> None:
+    """Check the arguments of a duty's claim.
+
+    Raises:
+        InvalidRequest: the text names the argument.
+    """
+    check_name("name", name)
+    check_name("holder", holder)
+    check_lease_ms(lease_ms)
