@@ -1,0 +1,365 @@
+"""`Headgate`: the one object that most programs hold: store, registry and client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from attrs import evolve
+
+from headgate_sync.errors import ConfigurationError, InvalidRequest, Unsupported
+from headgate_sync.inspection import Inspect, JobSummary
+from headgate_sync.options import NO_DEFAULTS, TaskOptions
+from headgate_sync.registry import Registry, TaskDecorator
+from headgate_sync.request import JobHandle
+from headgate_sync.runtime import Borrowed, Runtime
+from headgate_sync.settings import (
+    DEFAULT_POOL_SIZE,
+    DEFAULT_SCHEMA,
+    VARIABLES,
+    Settings,
+    normal_url,
+)
+from headgate_sync.store import Store
+from headgate_sync.task import BoundTask, FunctionTask, Task
+
+if TYPE_CHECKING:
+    from headgate_sync.client.client import Client
+    from headgate_sync.worker import Worker
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Headgate:
+    """Declares tasks, enqueues jobs and makes workers, over one database.
+
+    Making one does no I/O and starts no thread: the pool opens at the first use. It may
+    be used from any thread, and goes on working in a forked child, with connections of
+    its own. There is no default instance: others import it from where it is made.
+
+    Args:
+        source: a database URL or conninfo (the facade owns its pool), a psycopg pool or
+            a `Store` (both stay the caller's), or None before `connect` or `init_app`.
+        schema: where the tables are; ignored with a `Store`.
+        listen_url: direct URL for wake-ups when `source` leads through a pooler in
+            transaction mode.
+        pool_size: most connections of this process.
+        defaults: options of jobs whose call and task set none.
+
+    Raises:
+        ConfigurationError: a source of another type.
+    """
+
+    def __init__(
+        self,
+        source: Any = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        listen_url: str | None = None,
+        pool_size: int = DEFAULT_POOL_SIZE,
+        defaults: TaskOptions = NO_DEFAULTS,
+    ) -> None:
+        self.registry = Registry()
+        self._runtime = Runtime(defaults)
+        self._configured = False  # whether the source was read, not given in code
+        # What goes with a source that is named later.
+        self._given = Settings(
+            schema=schema, listen_url=normal_url(listen_url), pool_size=pool_size
+        )
+        self.registry.serve(lambda: self.client)
+        if source is not None:
+            self.connect(source)
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        schema: str | None = None,
+        listen_url: str | None = None,
+        pool_size: int | None = None,
+        defaults: TaskOptions = NO_DEFAULTS,
+    ) -> Self:
+        """Take the database from the environment; arguments win over variables.
+
+        `HEADGATE_DATABASE_URL`, else `DATABASE_URL`; `HEADGATE_SCHEMA`,
+        `HEADGATE_LISTEN_URL`, `HEADGATE_POOL_SIZE`. Without a URL, and without
+        `HEADGATE_EMBEDDED=1` for the development server, the first use raises
+        `ConfigurationError`.
+
+        Raises:
+            ConfigurationError: a variable cannot be read.
+        """
+        arguments: dict[str, Any] = {
+            "schema": schema,
+            "listen_url": normal_url(listen_url),
+            "pool_size": pool_size,
+        }
+        given = {name: value for name, value in arguments.items() if value is not None}
+        made = cls(defaults=defaults)
+        made._runtime.bind(evolve(Settings.read(environ.get), **given))
+        made._configured = not given
+        return made
+
+    @classmethod
+    def embedded(
+        cls,
+        data_dir: str | PathLike[str] | None = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        pool_size: int = DEFAULT_POOL_SIZE,
+        defaults: TaskOptions = NO_DEFAULTS,
+    ) -> Self:
+        """Use a private development server, found or started at the first use.
+
+        It is migrated by itself, and stops after the last process that uses it.
+        """
+        made = cls(defaults=defaults)
+        made._runtime.bind(
+            Settings(
+                schema=schema,
+                pool_size=pool_size,
+                embedded=True,
+                data_dir=None if data_dir is None else os.fspath(data_dir),
+            )
+        )
+        return made
+
+    def connect(self, source: Any) -> None:
+        """Bind a facade that was made without a source.
+
+        Args:
+            source: as for the constructor.
+
+        Raises:
+            ConfigurationError: it is bound already, closed, or the source is none.
+        """
+        if isinstance(source, str):
+            self._runtime.bind(evolve(self._given, url=normal_url(source)))
+        elif hasattr(source, "admit") or hasattr(source, "getconn"):
+            self._runtime.bind(Borrowed(source, self._given.schema, os.getpid()))
+        else:
+            raise ConfigurationError(
+                "expected a database URL, a psycopg ConnectionPool or a Store, "
+                f"got {type(source).__name__}"
+            )
+
+    def init_app(self, app: Any) -> None:
+        """Bind to a Flask application's configuration, and register as its extension.
+
+        The keys are those of the environment, which also answers for absent ones. Any
+        number of applications may share the facade, and so its pool, with one database.
+
+        Raises:
+            ConfigurationError: the facade is bound to another database, or a key cannot
+                be read.
+        """
+        config = app.config
+        settings = Settings.read(
+            lambda name: config[name] if name in config else os.environ.get(name)
+        )
+        bound = self._runtime.source
+        if bound is None:
+            self._runtime.bind(settings)
+            self._configured = True
+        elif bound != settings and (
+            self._configured or _conflicts(bound, settings, config)
+        ):
+            raise ConfigurationError(
+                "this Headgate is bound to another database, or in another way, than "
+                "the application says; such an application needs a Headgate of its own"
+            )
+        app.extensions["headgate"] = self
+
+    # Declaring.
+
+    def task(self, kind: str, **options: Any) -> TaskDecorator:
+        """Declare a task; see `Registry.task`."""
+        return self.registry.task(kind, **options)
+
+    def handler(self, task: type, **options: Any) -> Callable[[F], F]:
+        """Declare the handler of a payload class; see `Registry.handler`."""
+        return self.registry.handler(task, **options)
+
+    def raw_handler(self, kind: str, **options: Any) -> Callable[[F], F]:
+        """Declare a handler of undecoded envelopes; see `Registry.raw_handler`."""
+        return self.registry.raw_handler(kind, **options)
+
+    def upcaster(self, task: type | Task, from_version: int) -> Callable[[F], F]:
+        """Declare how payloads of another version are read; see `Registry.upcaster`."""
+        return self.registry.upcaster(task, from_version)
+
+    def include(self, registry: Registry) -> None:
+        """Take over the tasks of a registry; see `Registry.include`."""
+        self.registry.include(registry)
+
+    # Enqueueing.
+
+    def enqueue(
+        self, job: Any, /, *args: Any, tx: Any = None, **keywords: Any
+    ) -> JobHandle:
+        """Put one job in; see `Client.enqueue` for the errors.
+
+        Args:
+            job: a function task, followed by its payload, or a job as for `Client`,
+                followed by options.
+            *args: payload of a function task.
+            tx: the caller's transaction.
+            **keywords: payload of a function task, else options.
+        """
+        if isinstance(job, FunctionTask | BoundTask):
+            request = job.job(*args, **keywords)
+            return self.client.enqueue(request, tx=tx)
+        _no_arguments(args)
+        return self.client.enqueue(job, tx=tx, **keywords)
+
+    def enqueue_or_join(
+        self, job: Any, /, *args: Any, tx: Any = None, **keywords: Any
+    ) -> JobHandle:
+        """`enqueue`, or the handle of the job that holds the unique key."""
+        if isinstance(job, FunctionTask | BoundTask):
+            request = job.job(*args, **keywords)
+            return self.client.enqueue_or_join(request, tx=tx)
+        _no_arguments(args)
+        return self.client.enqueue_or_join(job, tx=tx, **keywords)
+
+    def enqueue_many(self, jobs: Iterable[Any], *, tx: Any = None) -> list[JobHandle]:
+        """Put up to 1,000 jobs in, all or none; see `Client.enqueue_many`."""
+        return self.client.enqueue_many(jobs, tx=tx)
+
+    def enqueue_chunks(
+        self, jobs: Iterable[Any], *, size: int = 500
+    ) -> Iterator[list[JobHandle]]:
+        """Put any number of jobs in, chunk by chunk; see `Client.enqueue_chunks`."""
+        return self.client.enqueue_chunks(jobs, size=size)
+
+    # Looking and steering.
+
+    def get(self, job_id: str) -> JobSummary | None:
+        """One job with its history, or None."""
+        return self.inspect.get_job(job_id)
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel an unfinished job; the worker that runs it loses its lease.
+
+        Raises:
+            NotFound: no such job.
+            InvalidRequest: the job is finished.
+        """
+        self.inspect.operator_cancel(job_id)
+
+    # Running.
+
+    def worker(
+        self, *, queues: Sequence[str] | None = None, threads: int = 16, **config: Any
+    ) -> Worker:
+        """Make a worker over this facade's tasks, with a pool of its own.
+
+        Args:
+            queues: None is every queue that a declared task names, and the default one.
+            threads: jobs that run at the same time.
+            **config: further settings of `WorkerConfig`.
+
+        Raises:
+            InvalidRequest: a setting is out of range.
+            ConfigurationError: no database, or one without the tables.
+        """
+        opened = self._runtime.open()
+        from headgate_sync.worker import Worker, WorkerConfig
+
+        if queues is None:
+            named = set(self.registry.queues())
+            if isinstance(self._runtime.defaults.queue, str):
+                named.add(self._runtime.defaults.queue)
+            queues = sorted(named)
+        settings = WorkerConfig(
+            queues=queues,
+            capacity=threads,
+            **{"producer": opened.client, **config},
+        )
+        store, located = opened.store, opened.settings
+        if located is not None:
+            store = self._runtime.own_store(
+                located,
+                pool_size=threads + 2,
+                listen=located.listen_url or located.url,
+            )
+        return Worker(store, self.registry, settings)
+
+    def override(
+        self, store: Store, *, tx: Literal["refuse", "immediate"] = "refuse"
+    ) -> AbstractContextManager[Store]:
+        """Use another store, in all threads, until the end of the block; for tests.
+
+        Args:
+            store: usually a `MemStore`; it is not closed.
+            tx: "immediate" sends a job with `tx` to it at once, blind to the caller's
+                rollback; "refuse" raises `Unsupported` where it cannot join.
+
+        Raises:
+            InvalidRequest: another override is active.
+        """
+        return self._runtime.override(store, tx=tx)
+
+    # What it holds.
+
+    @property
+    def store(self) -> Store:
+        """The store; the first use opens it."""
+        return self._runtime.open().store
+
+    @property
+    def client(self) -> Client:
+        """The client; the first use opens the store."""
+        return self._runtime.open().client
+
+    @property
+    def inspect(self) -> Inspect:
+        """The store's inspection.
+
+        Raises:
+            Unsupported: this store has none.
+        """
+        inspect = self.store.inspect
+        if inspect is None:
+            raise Unsupported("inspect")
+        return inspect
+
+    def close(self) -> None:
+        """Close what this facade opened, and nothing else; twice is fine.
+
+        Later uses raise `ConfigurationError`.
+        """
+        self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _conflicts(
+    bound: Settings | Borrowed, settings: Settings, config: Mapping[str, Any]
+) -> bool:
+    """Whether an application names something else than what was given in code."""
+    return any(
+        config.get(key) and getattr(bound, name, None) != getattr(settings, name)
+        for key, name in VARIABLES.items()
+    )
+
+
+def _no_arguments(args: tuple[Any, ...]) -> None:
+    if args:
+        raise InvalidRequest(
+            "positional arguments after the job belong to a function task only"
+        )

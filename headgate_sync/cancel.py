@@ -1,0 +1,134 @@
+"""Asking one attempt to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from headgate_sync.errors import (
+    AttemptCancelled,
+    AttemptTimeout,
+    LeaseLost,
+    ShutdownRequested,
+)
+
+logger = logging.getLogger(__name__)
+
+CALLBACK_PATIENCE_S = 1.0
+
+
+class CancelReason(StrEnum):
+    """Why a running attempt has to stop."""
+
+    LEASE_LOST = "lease_lost"
+    LEASE_EXPIRED = "lease_expired"
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+
+
+_EXCEPTIONS: dict[CancelReason, type[AttemptCancelled]] = {
+    CancelReason.LEASE_LOST: LeaseLost,
+    CancelReason.LEASE_EXPIRED: LeaseLost,
+    CancelReason.TIMEOUT: AttemptTimeout,
+    CancelReason.SHUTDOWN: ShutdownRequested,
+}
+
+
+def exception_for(reason: CancelReason, job_id: str) -> AttemptCancelled:
+    """What a handler gets raised when it looks."""
+    return _EXCEPTIONS[reason](f"job {job_id}: {reason.value}")
+
+
+class CancelToken:
+    """Tells one attempt to stop: set at most once, never after the attempt has ended.
+
+    Callbacks run on a thread of their own, because the threads that set tokens guard every
+    other attempt of the worker and must not wait for user code.
+    """
+
+    __slots__ = ("_callbacks", "_closed", "_event", "_idle", "_lock", "_reason")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards every field below
+        self._reason: CancelReason | None = None
+        self._closed = False
+        self._event: threading.Event | None = None  # made by the first waiter
+        self._idle: threading.Event | None = None  # set when the callbacks are through
+        self._callbacks: list[Callable[[], object]] = []
+
+    @property
+    def reason(self) -> CancelReason | None:
+        """The reason, once set."""
+        return self._reason
+
+    def set(self, reason: CancelReason) -> bool:
+        """Ask the attempt to stop; False when it was asked before or has ended."""
+        with self._lock:
+            if self._closed or self._reason is not None:
+                return False
+            self._reason = reason
+            callbacks, self._callbacks = self._callbacks[::-1], []
+            if callbacks:
+                self._idle = threading.Event()
+            event = self._event
+        if event is not None:
+            event.set()
+        if callbacks:
+            threading.Thread(
+                target=self._run, args=(callbacks,), name="headgate-cancel", daemon=True
+            ).start()
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until set, at most so long; True when it is."""
+        with self._lock:
+            if self._reason is not None:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
+        self._event.wait(seconds)
+        return self._reason is not None
+
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        """Run the callback when the token is set, or at once when it already is."""
+        with self._lock:
+            if self._reason is None:
+                self._callbacks.append(callback)
+                return
+        _call(callback)
+
+    def close(self) -> CancelReason | None:
+        """End the attempt: forget the callbacks, so that none can hit the next job.
+
+        Waits for callbacks that are under way; each has one second.
+        """
+        with self._lock:
+            self._closed = True
+            self._callbacks = []
+            idle = self._idle
+        if idle is not None:
+            idle.wait()
+        return self._reason
+
+    def _run(self, callbacks: list[Callable[[], object]]) -> None:
+        try:
+            for callback in callbacks:
+                thread = threading.Thread(
+                    target=_call, args=(callback,), name="headgate-cancel", daemon=True
+                )
+                thread.start()
+                thread.join(CALLBACK_PATIENCE_S)
+                if thread.is_alive():
+                    logger.warning("cancel callback %r takes over 1 s", callback)
+        finally:
+            assert self._idle is not None
+            self._idle.set()
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        logger.exception("cancel callback %r failed", callback)

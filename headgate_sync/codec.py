@@ -1,0 +1,128 @@
+"""How plain values become the bytes of a payload, and back.
+
+A plain value is what JSON can say: None, bool, int, finite float, str, and lists and
+dicts of them with str keys. Typed values become plain ones before they reach a codec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn, Protocol
+
+from headgate_sync.errors import InvalidRequest, MalformedPayload
+
+
+class Codec(Protocol):
+    """Turns plain values into bytes and back.
+
+    Equal values must give equal bytes: the bytes are the job's fingerprint.
+    """
+
+    def encode(self, value: Any) -> bytes:
+        """Write a plain value.
+
+        Raises:
+            InvalidRequest: the codec cannot write it.
+        """
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """Read what `encode` wrote.
+
+        Raises:
+            MalformedPayload: the bytes are none of this codec.
+        """
+        ...
+
+
+def plain_fault(value: object) -> str | None:
+    """Say what keeps a value from being plain; None when nothing does.
+
+    Tuples and keys of other types are refused: JSON would silently turn them into lists
+    and texts.
+    """
+    if value is None or isinstance(value, bool | int):
+        return None
+    if isinstance(value, str):
+        if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+            return None
+        return "a lone surrogate in a text"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value!r}, which JSON cannot say"
+    if isinstance(value, list):
+        faults = map(plain_fault, value)
+        return next((fault for fault in faults if fault is not None), None)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"a dict key of type {type(key).__name__}"
+            fault = plain_fault(key) or plain_fault(item)
+            if fault is not None:
+                return fault
+        return None
+    return type(value).__name__
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise MalformedPayload("a number beyond the range of float")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise MalformedPayload(f"{name} is not JSON")
+
+
+class JsonCodec:
+    """JSON in UTF-8 with sorted keys and no blanks: one byte form for equal values."""
+
+    def encode(self, value: Any) -> bytes:
+        """Write a plain value; see `Codec`."""
+        try:
+            fault = plain_fault(value)
+            if fault is not None:
+                raise InvalidRequest(f"expected a plain JSON value, got {fault}")
+            text = json.dumps(
+                value,
+                ensure_ascii=False,
+                allow_nan=False,
+                sort_keys=True,
+                separators=(",", ":"),
+            )
+        except RecursionError:
+            raise InvalidRequest("the value is nested too deeply for JSON") from None
+        except ValueError as error:
+            if isinstance(error, InvalidRequest):
+                raise
+            raise InvalidRequest(f"not writable as JSON: {error}") from error
+        return text.encode()
+
+    def decode(self, data: bytes) -> Any:
+        """Read one JSON text; see `Codec`."""
+        try:
+            value = json.loads(
+                data.decode(), parse_constant=_refuse_constant, parse_float=_finite
+            )
+            # Only an escape can smuggle a lone surrogate through UTF-8.
+            fault = plain_fault(value) if b"\\u" in data else None
+        except RecursionError:
+            raise MalformedPayload("nested too deeply") from None
+        except ValueError as error:
+            raise MalformedPayload(f"no JSON in UTF-8: {_where(error)}") from error
+        if fault is not None:
+            raise MalformedPayload(f"no JSON in UTF-8: {fault}")
+        return value
+
+
+def _where(error: ValueError) -> str:
+    """The fault and its position, without a piece of the payload."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"{error.reason} at byte {error.start}"
+    return type(error).__name__
+
+
+JSON = JsonCodec()

@@ -1,0 +1,438 @@
+"""What a handler sees of its attempt: identity, cancellation and writes under the lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from headgate_sync.attempt import LiveAttempt, Settlement
+from headgate_sync.cancel import exception_for
+from headgate_sync.durations import duration_ms
+from headgate_sync.envelope import MAX_INT32, check_int
+from headgate_sync.errors import (
+    InvalidRequest,
+    LeaseRejected,
+    StoreError,
+    StoreUnavailable,
+    Unsupported,
+)
+from headgate_sync.lease import (
+    Checkpoint,
+    JobResult,
+    LeaseRef,
+    ProgressUpdate,
+    check_lease_ms,
+)
+from headgate_sync.lifecycle import Outcome
+from headgate_sync.store import TxHandle
+from headgate_sync.tracing import TraceContext, trace_of
+
+if TYPE_CHECKING:
+    from headgate_sync.client.bound import JobClient
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.5
+RELEASED_BY_HANDLER = "released by handler"
+
+_current: ContextVar[JobContext] = ContextVar("headgate_sync_job")
+
+
+def current_job() -> JobContext:
+    """The context of the attempt that runs on this thread.
+
+    Raises:
+        LookupError: no attempt runs here.
+    """
+    return _current.get()
+
+
+class JobContext:
+    """The running attempt, for its handler.
+
+    Every write goes through the lease: when the worker does not hold the job any more it
+    changes nothing and raises `LeaseLost`. `LeaseLost` and its kin derive from
+    `BaseException`, so `except Exception` lets them pass.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_checkpoint",
+        "_client",
+        "_progress_lock",
+        "_progress_sent_s",
+        "_progress_unsent",
+        "_result",
+    )
+
+    def __init__(self, attempt: LiveAttempt) -> None:
+        self._attempt = attempt
+        self._checkpoint = attempt.claim.checkpoint
+        self._client: JobClient | None = None
+        self._result: JobResult | None = None
+        # Held across the write of a progress value, so that an older value sent by the
+        # worker cannot overtake a newer one sent by the handler.
+        self._progress_lock = threading.Lock()
+        self._progress_sent_s = float("-inf")
+        self._progress_unsent: ProgressUpdate | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The caller's id of the job."""
+        return self._attempt.claim.envelope.id
+
+    @property
+    def kind(self) -> str:
+        """The kind under which the job was enqueued."""
+        return self._attempt.claim.envelope.kind
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._attempt.claim.envelope.queue
+
+    @property
+    def attempt(self) -> int:
+        """Failures that were returned before this run; 0 at the first."""
+        return self._attempt.claim.envelope.attempt
+
+    @property
+    def crash_attempt(self) -> int:
+        """Leases of this job that were lost before this run."""
+        return self._attempt.claim.envelope.crash_attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """Failures after which the job is archived."""
+        return self._attempt.claim.envelope.max_attempts
+
+    @property
+    def weight(self) -> int:
+        """Estimated cost in units of the rate class."""
+        return self._attempt.claim.envelope.weight
+
+    @property
+    def lease(self) -> LeaseRef:
+        """The proof of the claim."""
+        return self._attempt.lease
+
+    @property
+    def deadline(self) -> datetime | None:
+        """The job's absolute limit over all attempts, on the store's clock."""
+        at_ms = self._attempt.claim.envelope.deadline_ms
+        if not at_ms:
+            return None
+        return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)
+
+    @property
+    def periodic(self) -> tuple[str, datetime] | None:
+        """Schedule id and tick of a scheduled job."""
+        envelope = self._attempt.claim.envelope
+        if not envelope.periodic_schedule_id:
+            return None
+        tick = timedelta(milliseconds=envelope.periodic_tick_ms)
+        return envelope.periodic_schedule_id, datetime.fromtimestamp(0, UTC) + tick
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """The producer's trace context, if it sent a valid one."""
+        return trace_of(self._attempt.claim.envelope.headers)
+
+    @property
+    def client(self) -> JobClient:
+        """A client for follow-up jobs, which ends with the attempt."""
+        if self._client is None:
+            from headgate_sync.client.bound import JobClient
+
+            assert self._attempt.producer is not None
+            self._client = JobClient(
+                self._attempt.producer(),
+                check=self.check,
+                headers=self._attempt.claim.envelope.headers,
+            )
+        return self._client
+
+    # Cancellation.
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the attempt should stop."""
+        return self._attempt.token.reason is not None
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """`lease_lost`, `lease_expired`, `timeout` or `shutdown`; None while going on."""
+        reason = self._attempt.token.reason
+        return None if reason is None else reason.value
+
+    @property
+    def lease_doubtful(self) -> bool:
+        """The lease was not confirmed for its full length; somebody else may run the job."""
+        return self._attempt.doubtful
+
+    def check(self) -> None:
+        """Raise when the attempt should stop: `LeaseLost`, `AttemptTimeout` or `ShutdownRequested`."""
+        reason = self._attempt.token.reason
+        if reason is not None:
+            raise exception_for(reason, self.job_id)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until the attempt should stop; True when it should."""
+        return self._attempt.token.wait(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        """Like `wait`, but raise as `check` does."""
+        if self._attempt.token.wait(seconds):
+            self.check()
+
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        """Call back once when the attempt should stop; the newest callback first.
+
+        Made for calls that interrupt a blocked thread, such as `connection.cancel_safe`.
+        It runs on another thread, or at once when the attempt should already stop.
+        """
+        self._attempt.token.on_cancel(callback)
+
+    # The lease.
+
+    def extend_lease(self, to: timedelta | str) -> None:
+        """Keep the lease at least so long from now, for work that starves the heartbeat.
+
+        Raises:
+            LeaseLost: the job is not held any more.
+            StoreUnavailable: not extended; the heartbeat goes on as before.
+        """
+        lease_ms = duration_ms("to", to)
+        check_lease_ms(lease_ms)
+        attempt = self._attempt
+        until_s = attempt.now_s() + lease_ms / 1000
+        attempt.extended_due_s = until_s
+        if attempt.store.renew([attempt.lease], lease_ms=lease_ms):
+            raise attempt.lose()
+        attempt.lease_due_s = max(attempt.lease_due_s, until_s)
+
+    def release(self) -> None:
+        """Hand the job back now, without counting an attempt; then return from the handler.
+
+        Raises:
+            LeaseLost: the job is not held any more.
+            StoreUnavailable: not released.
+        """
+        attempt = self._attempt
+        try:
+            attempt.store.ack(
+                attempt.lease,
+                Outcome.RATE_LIMITED,
+                error=RELEASED_BY_HANDLER,
+                actual_weight=attempt.actual_weight,
+            )
+        except LeaseRejected as error:
+            raise attempt.lose() from error
+        attempt.finished = Settlement.RELEASED
+        attempt.renewing = False
+
+    def report_actual_weight(self, weight: int) -> None:
+        """Say what the work really cost; the last call counts, 0 gives all back."""
+        self._attempt.actual_weight = check_int("weight", weight, 0, MAX_INT32)
+
+    # Results, output, progress, checkpoints.
+
+    def record_result(self, data: bytes, version: int = 1) -> None:
+        """Store bytes together with the success of this attempt; the last call counts.
+
+        Raises:
+            InvalidRequest: version or size is out of range, or the job is already
+                completed by `once`.
+            Unsupported: the store keeps no results.
+        """
+        if self._attempt.store.results is None:
+            raise Unsupported("results")
+        if self._attempt.finished is not None:
+            raise InvalidRequest(
+                "record_result after once: the job is already completed"
+            )
+        self._result = JobResult(version, data)
+
+    @property
+    def recorded_result(self) -> JobResult | None:
+        """What `record_result` got last."""
+        return self._result
+
+    def persist_output(self, data: bytes, version: int = 1) -> None:
+        """Publish bytes now, readable while the job runs; each call replaces the last.
+
+        Raises:
+            InvalidRequest: version or size is out of range.
+            LeaseLost: the job is not held any more.
+            Unsupported: the store keeps no outputs.
+        """
+        outputs = self._attempt.store.outputs
+        if outputs is None:
+            raise Unsupported("outputs")
+        output = JobResult(version, data)
+        self.check()
+        try:
+            outputs.write_job_output(self._attempt.lease, output)
+        except LeaseRejected as error:
+            raise self._attempt.lose() from error
+
+    def report_progress(
+        self,
+        current: int,
+        total: int,
+        message: str | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
+        """Report `current` of `total`.
+
+        At most one value per 500 ms is written at once, unless it is the last or forced;
+        the newest of the others follows with the next heartbeat or at the end.
+
+        Raises:
+            InvalidRequest: the numbers or the message are out of range.
+            LeaseLost: the job is not held any more.
+            Unsupported: the store keeps no progress.
+        """
+        if self._attempt.store.progress is None:
+            raise Unsupported("progress")
+        update = ProgressUpdate(current, total, message)
+        self.check()
+        now_s = self._attempt.now_s()
+        if (
+            force
+            or current == total
+            or now_s - self._progress_sent_s >= PROGRESS_INTERVAL_S
+        ):
+            self._progress_sent_s = now_s
+            self._write_progress(update)
+        else:
+            self._progress_unsent = update
+
+    @property
+    def progress_waits(self) -> bool:
+        """A reported value was not written yet."""
+        return self._progress_unsent is not None
+
+    def flush_progress(self) -> None:
+        """Write the newest value that was held back.
+
+        Raises:
+            LeaseLost: the job is not held any more.
+        """
+        self._write_progress(None)
+
+    def _write_progress(self, update: ProgressUpdate | None) -> None:
+        progress = self._attempt.store.progress
+        assert progress is not None
+        with self._progress_lock:
+            update = update or self._progress_unsent
+            self._progress_unsent = None
+            if update is None:
+                return
+            try:
+                progress.write_job_progress(self._attempt.lease, update)
+            except LeaseRejected as error:
+                raise self._attempt.lose() from error
+
+    @property
+    def last_checkpoint(self) -> Checkpoint:
+        """The newest durable checkpoint: the claim's, or what this attempt saved."""
+        return self._checkpoint
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the job's checkpoint; the next attempt starts with it.
+
+        Raises:
+            LeaseLost: the job is not held any more.
+        """
+        self.check()
+        try:
+            self._attempt.store.checkpoint(self._attempt.lease, checkpoint)
+        except LeaseRejected as error:
+            raise self._attempt.lose() from error
+        self._checkpoint = checkpoint
+
+    # Exactly-once effects.
+
+    def once(self, work: Callable[[TxHandle], object]) -> bool:
+        """Run `work` in one transaction with the completion of the job.
+
+        Either both are committed or neither. `work` gets the transaction and uses its
+        `connection`; another call to the store in there would take a second connection.
+
+        Returns:
+            False when an earlier delivery of this job did the work; it is not run again.
+
+        Raises:
+            LeaseLost: the job is not held any more; nothing was committed.
+            Unsupported: the store has no transactions.
+            InvalidRequest: a result was recorded, which could not be stored atomically.
+            StoreUnavailable: the reply to the commit was lost; the worker finds out.
+        """
+        attempt = self._attempt
+        transactional = attempt.store.transactional
+        if transactional is None:
+            raise Unsupported("transactional")
+        if self._result is not None:
+            raise InvalidRequest("once after record_result: the result would be lost")
+        self.check()
+        tx = transactional.begin_tx()
+        try:
+            if not transactional.claim_effect(tx, self.job_id):
+                self._roll_back(tx)
+                return False
+            work(tx)
+            # From here on a renewal may find the row locked or already completed.
+            attempt.completing = True
+            transactional.complete_tx(
+                tx, attempt.lease, actual_weight=attempt.actual_weight
+            )
+        except LeaseRejected as error:
+            self._roll_back(tx)
+            raise attempt.lose() from error
+        except BaseException:
+            self._roll_back(tx)
+            raise
+        self._commit_once(tx)
+        return True
+
+    def _roll_back(self, tx: TxHandle) -> None:
+        transactional = self._attempt.store.transactional
+        assert transactional is not None
+        self._attempt.completing = False
+        try:
+            transactional.rollback_tx(tx)
+        except StoreError as error:
+            # The connection is gone, and the transaction with it.
+            logger.warning(
+                "job %s (queue %s): rollback: %s", self.job_id, self.queue, error
+            )
+
+    def _commit_once(self, tx: TxHandle) -> None:
+        attempt = self._attempt
+        transactional = attempt.store.transactional
+        assert transactional is not None
+        try:
+            transactional.commit_tx(tx)
+        except StoreUnavailable:
+            attempt.in_doubt = True
+            raise
+        else:
+            attempt.finished = Settlement.COMPLETED
+            attempt.renewing = False
+        finally:
+            attempt.completing = False
+
+    def make_current(self) -> None:
+        """Make this the answer of `current_job` in the running context; for the worker."""
+        _current.set(self)
+
+    def close(self) -> None:
+        """End what the handler must not use after it returned."""
+        if self._client is not None:
+            self._client.close()

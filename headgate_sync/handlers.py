@@ -1,0 +1,72 @@
+"""A handler function with what belongs to it rather than to the job."""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType, FunctionType
+
+from headgate_sync.binding import FailureTest, RetryPolicy
+from headgate_sync.codec import JSON, Codec
+from headgate_sync.errors import InvalidRequest
+from headgate_sync.parameters import (
+    Parameters,
+    check_function,
+    declaring_frame,
+    read_parameters,
+)
+
+HANDLER_OPTIONS = ("is_failure", "result_codec")
+
+
+class Handler:
+    """A handler function, whose annotations may have to wait for their names."""
+
+    def __init__(
+        self,
+        label: str,
+        function: object,
+        *,
+        retry: RetryPolicy | None = None,
+        is_failure: FailureTest | None = None,
+        result_codec: Codec = JSON,
+        payload_types: bool = True,
+    ) -> None:
+        for name, value in (("retry", retry), ("is_failure", is_failure)):
+            if value is not None and not callable(value):
+                raise InvalidRequest(
+                    f"{label}: {name} must be callable, got {type(value).__name__}"
+                )
+        self.label = label
+        self.function: FunctionType = check_function(label, function)
+        self.retry = retry
+        self.is_failure = is_failure
+        self.result_codec = result_codec
+        self._payload_types = payload_types
+        self._lock = threading.Lock()  # guards the two fields below
+        # Kept only while a name is missing, for it keeps all local variables there.
+        self._frame: FrameType | None = declaring_frame()
+        self._parameters: Parameters | None = None
+
+    @property
+    def name(self) -> str:
+        """The full name of the function."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def parameters(self) -> Parameters:
+        """The parameters, read once.
+
+        Raises:
+            LateNames: an annotation cannot be evaluated yet.
+            InvalidRequest: a parameter that nothing can carry or fill.
+        """
+        if self._parameters is None:
+            with self._lock:
+                if self._parameters is None:
+                    self._parameters = read_parameters(
+                        self.label,
+                        self.function,
+                        self._frame,
+                        payload_types=self._payload_types,
+                    )
+                    self._frame = None
+        return self._parameters

@@ -1,0 +1,364 @@
+"""`Registry`: the set of tasks and handlers of a program, in one namespace of kinds."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from headgate_sync.binding import Binding, FailureTest, RetryPolicy
+from headgate_sync.codec import JSON, Codec
+from headgate_sync.context import JobContext
+from headgate_sync.envelope import DEFAULT_QUEUE, Envelope
+from headgate_sync.errors import InvalidRequest
+from headgate_sync.handlers import HANDLER_OPTIONS, Handler
+from headgate_sync.options import UNSET, TaskOptions, make_options
+from headgate_sync.parameters import LateNames
+from headgate_sync.request import Producer
+from headgate_sync.task import (
+    ClassTask,
+    FunctionTask,
+    PayloadTask,
+    Task,
+    declare_class,
+    keep_class,
+    task_of,
+    upcaster,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TaskDecorator(Protocol):
+    """A class stays itself, a function becomes a `FunctionTask`."""
+
+    @overload
+    def __call__(self, declared: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(
+        self, declared: Callable[Concatenate[JobContext, P], R], /
+    ) -> FunctionTask[P, R]: ...
+
+    @overload
+    def __call__(self, declared: Callable[P, R], /) -> FunctionTask[P, R]: ...
+
+
+class Registry:
+    """Tasks by kind, with at most one handler each.
+
+    A declaration is checked as a whole before any of it is kept. Main kinds and aliases
+    share one namespace. Every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards every field below
+        self._tasks: dict[str, Task] = {}  # by main kind
+        self._main_kinds: dict[str, str] = {}  # main kinds and aliases to main kinds
+        self._handlers: dict[str, Handler] = {}  # by main kind
+        self._bindings: dict[str, Binding] = {}  # by main kind, made at first use
+        self._producers: list[Callable[[], Producer]] = []
+
+    def task(
+        self,
+        kind: str,
+        *,
+        version: int = 1,
+        aliases: Sequence[str] = (),
+        codec: Codec = JSON,
+        **options: Any,
+    ) -> TaskDecorator:
+        """Declare a task: a handler function, or the class of a payload.
+
+        Args:
+            kind: name under which the jobs are stored.
+            version: of the payload's shape, 1 or more.
+            aliases: further kinds that the handler answers.
+            codec: turns plain values into bytes.
+            **options: those of `TaskOptions`; for a function also `is_failure` and
+                `result_codec`.
+
+        Raises:
+            InvalidRequest: a bad or taken kind, an unknown option, or a parameter that
+                cannot be carried. Nothing is registered.
+        """
+
+        def decorate(declared: Any) -> Any:
+            common: dict[str, Any] = {
+                "version": version, "aliases": aliases, "codec": codec,
+            }  # fmt: skip
+            if inspect.isclass(declared):
+                common["options"] = make_options(TaskOptions, f"task {kind}", options)
+                with self._lock:
+                    made = declare_class(declared, kind, **common)
+                    self._check_free(made)
+                    keep_class(made)
+                    self._keep(made)
+                return declared
+            handler_options = {k: options[k] for k in HANDLER_OPTIONS if k in options}
+            rest = {k: v for k, v in options.items() if k not in handler_options}
+            common["options"] = make_options(
+                TaskOptions, f"task {kind}", rest, also=HANDLER_OPTIONS
+            )
+            task: FunctionTask[Any, Any] = FunctionTask(
+                declared, kind, handler_options=handler_options, **common
+            )
+            with self._lock:
+                self._check_free(task)
+                self._keep(task, task.handler)
+            return task
+
+        return decorate
+
+    def handler(
+        self,
+        task: type,
+        *,
+        retry: RetryPolicy | None = None,
+        is_failure: FailureTest | None = None,
+        result_codec: Codec = JSON,
+    ) -> Callable[[F], F]:
+        """Declare the handler of a payload class.
+
+        Args:
+            task: a class that was declared as a task, here or anywhere.
+            retry: delay before the next attempt; wins over the task's.
+            is_failure: whether an exception consumes an attempt.
+            result_codec: turns a plain return value into bytes.
+
+        Raises:
+            InvalidRequest: no task, a second handler, or a parameter nothing fills.
+        """
+        known = task_of(task) if inspect.isclass(task) else None
+        if known is None:
+            raise InvalidRequest(f"{task!r} is no payload class of a task")
+        if retry is None and known.options.retry is not UNSET:
+            retry = known.options.retry
+
+        def decorate(function: F) -> F:
+            made = Handler(
+                known.label,
+                function,
+                retry=retry,
+                is_failure=is_failure,
+                result_codec=result_codec,
+                payload_types=False,
+            )
+            self._check_handler(known, made)
+            with self._lock:
+                if self._tasks.get(known.kind) is not known:
+                    self._check_free(known)
+                self._check_unhandled(known.kind)
+                self._keep(known, made)
+            return function
+
+        return decorate
+
+    def raw_handler(
+        self,
+        kind: str,
+        *,
+        retry: RetryPolicy | None = None,
+        is_failure: FailureTest | None = None,
+        result_codec: Codec = JSON,
+    ) -> Callable[[F], F]:
+        """Declare a handler that receives the `Envelope` itself; nothing is decoded.
+
+        Raises:
+            InvalidRequest: a bad or taken kind, or a parameter that nothing fills.
+        """
+
+        def decorate(function: F) -> F:
+            task = Task(kind)
+            made = Handler(
+                task.label,
+                function,
+                retry=retry,
+                is_failure=is_failure,
+                result_codec=result_codec,
+                payload_types=False,
+            )
+            self._check_handler(task, made)
+            with self._lock:
+                self._check_free(task)
+                self._keep(task, made)
+            return function
+
+        return decorate
+
+    def upcaster(self, task: type | Task, from_version: int) -> Callable[[F], F]:
+        """Declare how payloads of another version are read; see `task.upcaster`."""
+        return upcaster(task, from_version)
+
+    def include(self, other: Registry) -> None:
+        """Take over everything that another registry holds now.
+
+        A payload class may be known to both; it may have a handler in one only.
+
+        Raises:
+            InvalidRequest: a kind is registered in both. Nothing is taken over.
+        """
+        with other._lock:
+            tasks, handlers = dict(other._tasks), dict(other._handlers)
+        with self._lock:
+            for kind, task in tasks.items():
+                if self._tasks.get(kind) is not task:
+                    self._check_free(task)
+                elif (
+                    kind in handlers and self._handlers.get(kind) is not handlers[kind]
+                ):
+                    self._check_unhandled(kind)
+            for kind, task in tasks.items():
+                self._keep(task, handlers.get(kind))
+
+    def serve(self, producer: Callable[[], Producer]) -> None:
+        """Let the function tasks of this registry enqueue through a producer."""
+        with self._lock:
+            self._producers.append(producer)
+            for task in self._tasks.values():
+                _connect(task, self._producers)
+
+    def check(self) -> None:
+        """Evaluate late annotations and check everything; workers call it at the start.
+
+        Raises:
+            InvalidRequest: the text lists every fault, one a line.
+        """
+        with self._lock:
+            tasks, handlers = dict(self._tasks), dict(self._handlers)
+        faults = []
+        for kind, task in tasks.items():
+            try:
+                task.settle()
+                if kind in handlers:
+                    self.resolve(kind)
+            except InvalidRequest as error:
+                faults.append(error.message)
+        if faults:
+            raise InvalidRequest("\n".join(faults))
+
+    def kinds(self) -> frozenset[str]:
+        """All main kinds and aliases."""
+        with self._lock:
+            return frozenset(self._main_kinds)
+
+    def queues(self) -> tuple[str, ...]:
+        """The queues that tasks name, and the default one, sorted."""
+        with self._lock:
+            named = {task.options.queue for task in self._tasks.values()}
+        texts = {queue for queue in named if isinstance(queue, str)}
+        return tuple(sorted(texts | {DEFAULT_QUEUE}))
+
+    def resolve(self, kind: str) -> Binding | None:
+        """The task and handler of a kind or alias; None without a handler.
+
+        Raises:
+            InvalidRequest: an annotation of the handler uses an unknown name.
+        """
+        main = self._main_kinds.get(kind)
+        if main is None:
+            return None
+        binding = self._bindings.get(main)
+        if binding is None:
+            with self._lock:
+                handler = self._handlers.get(main)
+                if handler is None:
+                    return None
+                binding = self._bindings[main] = _bind(self._tasks[main], handler)
+        return binding
+
+    # Keeping: every check comes before the first change.
+
+    def _check_free(self, task: Task) -> None:
+        names = (task.kind, *task.aliases)
+        for index, name in enumerate(names):
+            if name in self._main_kinds or name in names[:index]:
+                raise InvalidRequest(f"kind `{name}` is registered more than once")
+
+    def _check_unhandled(self, kind: str) -> None:
+        if kind in self._handlers:
+            raise InvalidRequest(f"kind `{kind}` has more than one handler")
+
+    def _check_handler(self, task: Task, handler: Handler) -> None:
+        try:
+            _payload_name(task, handler)
+        except LateNames:
+            return  # `check` looks again
+
+    def _keep(self, task: Task, handler: Handler | None = None) -> None:
+        self._tasks[task.kind] = task
+        for name in (task.kind, *task.aliases):
+            self._main_kinds[name] = task.kind
+        if handler is not None:
+            self._handlers[task.kind] = handler
+        _connect(task, self._producers)
+
+
+def _connect(task: Task, producers: Sequence[Callable[[], Producer]]) -> None:
+    if isinstance(task, FunctionTask):
+        task.producers.extend(p for p in producers if p not in task.producers)
+
+
+def _payload_name(task: Task, handler: Handler) -> str | None:
+    """The parameter that takes the payload; None when the handler has none.
+
+    Raises:
+        LateNames: an annotation cannot be evaluated yet.
+        InvalidRequest: a parameter that nothing fills.
+    """
+    wanted = task.payload_class if isinstance(task, ClassTask) else Envelope
+    found = None
+    for name, annotation in handler.parameters().annotations.items():
+        if found is not None or annotation not in (wanted, inspect.Parameter.empty):
+            raise InvalidRequest(
+                f"{task.label}: nothing fills parameter {name} of {handler.name}"
+            )
+        found = name
+    return found
+
+
+def _bind(task: Task, handler: Handler) -> Binding:
+    try:
+        parameters = handler.parameters()
+        if isinstance(task, FunctionTask):
+            decode = _arguments(task)
+        else:
+            decode = _single(task, _payload_name(task, handler))
+    except LateNames as late:
+        raise InvalidRequest(
+            f"{task.label}: {handler.name} uses {late}, which is not defined"
+        ) from late
+    return Binding(
+        kind=task.kind,
+        name=handler.name,
+        version=task.version,
+        retry=handler.retry,
+        is_failure=handler.is_failure,
+        declares_result=parameters.declares_result,
+        function=handler.function,
+        decode=decode,
+        injectors=parameters.injected,
+        result=parameters.result,
+        result_codec=handler.result_codec,
+    )
+
+
+def _arguments(task: PayloadTask) -> Callable[[Envelope], dict[str, Any]]:
+    return lambda envelope: task.decode(envelope.schema_version, envelope.payload)
+
+
+def _single(task: Task, name: str | None) -> Callable[[Envelope], dict[str, object]]:
+    """Decode to at most one argument; the payload is read also when nobody wants it."""
+
+    def decode(envelope: Envelope) -> dict[str, object]:
+        value: object = envelope
+        if isinstance(task, PayloadTask):
+            value = task.decode(envelope.schema_version, envelope.payload)
+        return {} if name is None else {name: value}
+
+    return decode
