@@ -80,8 +80,8 @@ def _migrate(arguments: argparse.Namespace) -> int:
         migrate.migrate_down(url, schema=schema)
         print(f"schema {schema} holds no tables of headgate any more")
         return 0
-    for line in migrate.migrate_up(url, schema=schema):
-        print(f"applied {line}")
+    for version in migrate.migrate_up(url, schema=schema):
+        print(f"applied {version}")
     print(f"schema {schema} is current")
     return 0
 
@@ -105,6 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     except HeadgateError as error:
         print(f"headgate: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -293,10 +293,11 @@ def run_demo(url: str, folder: Path | None = None) -> Report:
     run = f"headgate_demo_{UlidGenerator()().lower()}"
     os.environ["HEADGATE_DATABASE_URL"] = url
     os.environ["HEADGATE_SCHEMA"] = os.environ["HEADGATE_DEMO_RUN"] = run
-    with (
-        psycopg.connect(url, autocommit=True) as connection,
-        _application_tables(connection, run),
-    ):
+    try:
+        opened = psycopg.connect(url, autocommit=True, connect_timeout=10)
+    except psycopg.Error as error:
+        raise ConfigurationError(f"cannot reach the database: {error}") from error
+    with opened as connection, _application_tables(connection, run):
         migrate_up(url, schema=run)
         print(f"indexing {len(files)} files below {root}", file=sys.stderr)
         return _report(connection, url, run, files)

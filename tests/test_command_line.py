@@ -1,0 +1,99 @@
+"""The command line outside of the worker: one clear line for every mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.servers import new_database, reachable_directory
+
+VARIABLES = ("HEADGATE_DATABASE_URL", "DATABASE_URL", "HEADGATE_SCHEMA")
+
+
+def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-m", "headgate_sync", *arguments],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["migrate", "up"], "HEADGATE_DATABASE_URL"),
+        (["migrate", "up", "--url", "postgresql://127.0.0.1:1/none"], "127.0.0.1"),
+        (["demo", "--files", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, says):
+    done = headgate(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_the_demo_says_that_its_database_is_away():
+    done = headgate("demo", HEADGATE_DATABASE_URL="postgresql://127.0.0.1:1/none")
+    assert done.returncode == 2
+    assert "cannot reach the database" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_python_files_is_named(tmp_path, server_url):
+    done = headgate("demo", "--files", str(tmp_path), HEADGATE_DATABASE_URL=server_url)
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+
+
+def test_migrations_go_up_and_down_on_request(server_url):
+    with new_database(server_url) as url:
+        arguments = ("--url", url, "--schema", "queue")
+        assert "is current" in headgate("migrate", "up", *arguments).stdout
+        assert headgate("migrate", "up", *arguments).stdout.count("applied") == 0
+        assert headgate("migrate", "status", *arguments).returncode == 0
+        refused = headgate("migrate", "down", *arguments)
+        assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
+        assert headgate("migrate", "down", "--yes", *arguments).returncode == 0
+        with psycopg.connect(url) as connection:
+            left = connection.execute(
+                "SELECT relname FROM pg_class"
+                " WHERE relnamespace = 'queue'::regnamespace"
+            ).fetchall()
+        assert left == []
+
+
+def test_removing_an_embedded_database_that_is_not_there_is_no_error():
+    with reachable_directory() as folder:
+        done = headgate("embedded", "remove", HEADGATE_EMBEDDED_DIR=str(folder / "x"))
+    assert (done.returncode, done.stdout) == (0, "there is no embedded database\n")
+
+
+@pytest.mark.crash
+def test_the_main_job_survives_its_killed_worker(tmp_path: Path, server_url):
+    for number in range(600):
+        functions = "\n".join(f"def f{n}(): return {n}" for n in range(number % 40))
+        (tmp_path / f"m{number}.py").write_text(functions + "\n")
+    (tmp_path / "broken.py").write_text("def (:\n")
+    with new_database(server_url) as url:
+        done = headgate("demo", "--files", str(tmp_path), HEADGATE_DATABASE_URL=url)
+        with psycopg.connect(url) as connection:
+            left = connection.execute(
+                "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'headgate%'"
+            ).fetchall()
+    assert done.returncode == 0, done.stderr
+    facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:8])
+    assert facts["files"] == facts["jobs"] == "601"
+    assert int(facts["crashes recovered"]) >= 1
+    assert int(facts["runs"]) >= 602
+    assert facts["duplicates"] == facts["lost"] == facts["differing rows"] == "0"
+    assert left == []
