@@ -107,8 +107,9 @@ CREATE INDEX headgate_job_running ON {schema}.headgate_job
   (queue, partition_key, claimed_at_ms, seq) WHERE state = 'running';
 CREATE INDEX headgate_job_due ON {schema}.headgate_job
   (scheduled_at_ms, seq) WHERE state IN ('scheduled', 'retryable');
--- Quarantined rows stay in this index: release and sweep look a fingerprint up in both directions.
-CREATE INDEX headgate_job_fingerprint ON {schema}.headgate_job (fingerprint, seq)
+-- Release looks for the quarantined rows of a fingerprint, the sweep for the waiting ones, of which there are none for
+-- most of the time: the state stands before seq, so that neither walks over the rows of the other.
+CREATE INDEX headgate_job_fingerprint ON {schema}.headgate_job (fingerprint, state, seq)
   WHERE state IN ('pending', 'scheduled', 'available', 'retryable', 'quarantined');
 CREATE INDEX headgate_job_hold ON {schema}.headgate_job (gate_hold, rate_class)
   WHERE gate_hold IS NOT NULL;

@@ -1,0 +1,333 @@
+"""Pool, transactions and error translation: everything that touches the driver."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from headgate_sync.errors import (
+    BackendError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from headgate_sync.postgres.sql import PREPARED, Statements
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+DEFAULT_SCHEMA = "headgate"
+CONFLICT_TRIES = 3
+
+# Role, database and pool may have set defaults for queries of their own: an isolation
+# that fails under load, time limits that turn a long sweep into an outage, names that
+# hide the server's functions. A transaction that meets them brings its own settings.
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_OWN_SETTINGS = (
+    b"; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"
+    b"; SET LOCAL idle_in_transaction_session_timeout = 0"
+    b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
+)
+_IS_PLAIN = b"""
+SELECT pg_catalog.current_setting('default_transaction_isolation') = 'read committed'
+  AND pg_catalog.current_setting('default_transaction_read_only') = 'off'
+  AND pg_catalog.current_setting('statement_timeout') = '0'
+  AND pg_catalog.current_setting('lock_timeout') = '0'
+  AND pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
+  AND pg_catalog.current_setting('client_encoding') = 'UTF8'
+  AND pg_catalog.strpos(pg_catalog.current_setting('search_path'), 'pg_catalog') = 0
+"""
+_COMMIT = b"COMMIT"
+_ROLLBACK = b"ROLLBACK"
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+_OUTAGES = frozenset({"25006", "25P03", "25P04", "57014"})
+_OUTAGE_CLASSES = ("08", "53", "57P0", "58")
+UNIQUE_VIOLATION = "23505"
+
+
+def translate(error: BaseException) -> StoreError:
+    """The store's error for what the driver or the pool raised, by SQLSTATE.
+
+    Without a SQLSTATE an operational error (refused, lost, pool empty or closed) is an
+    outage; anything else is a fault of the statement.
+    """
+    if isinstance(error, StoreError):
+        return error
+    sqlstate = getattr(error, "sqlstate", None)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if sqlstate is None:
+        if isinstance(
+            error, psycopg.OperationalError | psycopg.InterfaceError | OSError
+        ):
+            return StoreUnavailable(text)
+        return BackendError(text)
+    if sqlstate in _CONFLICTS:
+        return StoreConflict(text, sqlstate=sqlstate)
+    if sqlstate in _OUTAGES or sqlstate.startswith(_OUTAGE_CLASSES):
+        return StoreUnavailable(text)
+    return BackendError(text, sqlstate=sqlstate)
+
+
+class Pool(Protocol):
+    """What lends connections; a `ConnectionPool` of the driver is one."""
+
+    @property
+    def max_size(self) -> int: ...
+
+    def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]: ...
+
+    def putconn(self, conn: psycopg.Connection[Any], /) -> None: ...
+
+
+class Session:
+    """Runs statement files on one connection; sets nothing and ends no transaction."""
+
+    __slots__ = ("_statements", "connection")
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], statements: Mapping[str, bytes]
+    ) -> None:
+        self.connection = connection
+        self._statements = statements
+
+    def rows(self, name: str, /, **params: Any) -> list[Row]:
+        """Run the statement file of this name and return its rows.
+
+        Raises:
+            StoreError: translated; the driver's error is the cause.
+        """
+        prepare = None if name in PREPARED else False
+        return self._run(self._statements[name], params, prepare)
+
+    def command(self, text: bytes) -> list[Row]:
+        """Run a control statement such as SAVEPOINT, which has no arguments."""
+        return self._run(text, None, prepare=False)
+
+    def _run(
+        self, text: bytes, params: dict[str, Any] | None, prepare: bool | None
+    ) -> list[Row]:
+        try:
+            # An own cursor: the connection's row factory belongs to its owner.
+            cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
+            cursor.execute(text, params, prepare=prepare)
+            if self.connection.pgconn.pipeline_status:
+                # The owner's pipeline holds answers back until it is synchronised.
+                with self.connection.pipeline() as pipeline:
+                    pipeline.sync()
+            return cursor.fetchall() if cursor.rownumber is not None else []
+        except (psycopg.Error, UnicodeError) as error:
+            raise translate(error) from error
+
+
+def is_alive(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has not hung up on an idle connection; costs no round trip.
+
+    After a restart every idle connection of a pool is dead, and says so to a reader.
+    """
+    pgconn = connection.pgconn
+    if pgconn.status != ConnStatus.OK:
+        return False
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN)
+    try:
+        # The end of the stream may stand behind a last word of the server.
+        while poll.poll(0):
+            pgconn.consume_input()
+    except psycopg.Error:
+        return False
+    return bool(pgconn.status == ConnStatus.OK)
+
+
+class Database:
+    """One pool and one schema; statements by name, transactions of the store's own.
+
+    Nothing here depends on, or changes, the session: a pooled connection goes back with
+    the attributes it came with.
+
+    Args:
+        pool: opened and closed by its owner.
+        schema: where the tables are.
+        pool_timeout_ms: how long to wait for a connection; None is the pool's own time.
+        verify: called once with a session before anything else is run.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        schema: str = DEFAULT_SCHEMA,
+        *,
+        pool_timeout_ms: int | None = None,
+        verify: Callable[[Session], None] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.schema = schema
+        self.statements = Statements(schema)
+        self._wait_s = None if pool_timeout_ms is None else pool_timeout_ms / 1000
+        self._verify = verify
+        self._pid = os.getpid()
+        self._discarded: SimpleQueue[AbstractContextManager[Session]] = SimpleQueue()
+        # Whether a physical connection's defaults suit a statement without BEGIN.
+        self._plain: WeakKeyDictionary[psycopg.Connection[Any], bool] = (
+            WeakKeyDictionary()
+        )
+
+    def rows(self, name: str, /, **params: Any) -> list[Row]:
+        """Run one statement file as its own transaction and return its rows.
+
+        Raises:
+            StoreUnavailable: no connection, or it was lost: what happened is not known.
+            StoreConflict: three tries collided with other transactions.
+            BackendError: the statement failed.
+        """
+
+        def once() -> list[Row]:
+            with self.checkout() as session:
+                return self.rows_on(session.connection, name, params)
+
+        return self._retried(once)
+
+    def run(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in one transaction, again from the start when it collides.
+
+        Raises:
+            StoreConflict: three tries collided.
+        """
+
+        def once() -> T:
+            with self.transaction() as session:
+                return work(session)
+
+        return self._retried(once)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A READ COMMITTED, read-write transaction; commits unless the block raises."""
+        with self.checkout() as session, self._own(session):
+            yield session
+
+    def session(self, connection: psycopg.Connection[Any]) -> Session:
+        """Run statements on a caller's connection, in the caller's transaction."""
+        session = Session(connection, self.statements)
+        self._verified(session)
+        return session
+
+    def session_of_own(self, connection: psycopg.Connection[Any]) -> Session:
+        """Begin a transaction of the store's own on an idle autocommit connection."""
+        session = Session(connection, self.statements)
+        self._begin(session)
+        return session
+
+    def rows_on(
+        self, connection: psycopg.Connection[Any], name: str, params: dict[str, Any]
+    ) -> list[Row]:
+        """`rows`, once, on an idle autocommit connection of any origin."""
+        session = Session(connection, self.statements)
+        if self._is_plain(session):
+            self._verified(session)
+            return session.rows(name, **params)
+        with self._own(session):
+            return session.rows(name, **params)
+
+    def _retried(self, once: Callable[[], T]) -> T:
+        for _ in range(CONFLICT_TRIES - 1):
+            try:
+                return once()
+            except StoreConflict:
+                continue
+        return once()
+
+    @contextmanager
+    def _own(self, session: Session) -> Iterator[None]:
+        """A transaction of the store's own around the block."""
+        pgconn = session.connection.pgconn
+        try:
+            self._begin(session)
+            yield
+            if pgconn.transaction_status != TransactionStatus.INTRANS:
+                # COMMIT would answer a failed transaction with a silent ROLLBACK.
+                raise BackendError("the transaction ended or failed in its block")
+            session.command(_COMMIT)
+        except BaseException:
+            _roll_back(session)
+            raise
+
+    def _begin(self, session: Session) -> None:
+        plain = self._is_plain(session)
+        session.command(_BEGIN if plain else _BEGIN + _OWN_SETTINGS)
+        self._verified(session)
+
+    def _is_plain(self, session: Session) -> bool:
+        plain = self._plain.get(session.connection)
+        if plain is None:
+            plain = bool(session.command(_IS_PLAIN)[0][0])
+            self._plain[session.connection] = plain
+        return plain
+
+    def _verified(self, session: Session) -> None:
+        verify = self._verify
+        if verify is not None:
+            verify(session)
+            self._verify = None
+
+    @contextmanager
+    def checkout(self) -> Iterator[Session]:
+        """A live pooled connection in autocommit mode, given back as it was."""
+        connection = self._take()
+        autocommit = connection.autocommit
+        try:
+            if not autocommit:
+                connection.autocommit = True
+            yield Session(connection, self.statements)
+        finally:
+            if (
+                not autocommit
+                and connection.pgconn.transaction_status == TransactionStatus.IDLE
+            ):
+                connection.autocommit = False
+            self.pool.putconn(connection)
+
+    def discard(self, checkout: AbstractContextManager[Session]) -> None:
+        """Leave a checkout, whose connection is closed, to be ended by a later call.
+
+        For finalizers, which may run while this very thread holds the pool's lock.
+        """
+        self._discarded.put(checkout)
+
+    def _take(self) -> psycopg.Connection[Any]:
+        if os.getpid() != self._pid:
+            # The sockets are the parent's, and the pool's own threads are not here.
+            raise RuntimeError("store used after fork: open it in the child process")
+        while not self._discarded.empty():
+            with suppress(Empty):  # another thread was faster
+                self._discarded.get_nowait().__exit__(None, None, None)
+        try:
+            for _ in range(self.pool.max_size):
+                connection: psycopg.Connection[Any] = self.pool.getconn(self._wait_s)
+                if is_alive(connection):
+                    return connection
+                connection.close()
+                self.pool.putconn(connection)
+            connection = self.pool.getconn(self._wait_s)
+        except psycopg.Error as error:
+            raise translate(error) from error
+        return connection
+
+
+def _roll_back(session: Session) -> None:
+    """End a failed transaction; the pool throws away a connection that cannot."""
+    if session.connection.pgconn.transaction_status in (
+        TransactionStatus.INTRANS,
+        TransactionStatus.INERROR,
+    ):
+        with suppress(StoreError):
+            session.command(_ROLLBACK)

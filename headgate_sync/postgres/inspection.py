@@ -1,0 +1,200 @@
+"""Looking at jobs in the database and steering them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_payload
+from headgate_sync.errors import (
+    BackendError,
+    DuplicateJob,
+    NotFound,
+    StoreConflict,
+)
+from headgate_sync.inspection import (
+    MAX_JOBS,
+    MAX_PAGE,
+    MAX_SAMPLE,
+    JobSummary,
+    QuarantineEntry,
+    StateCounts,
+)
+from headgate_sync.lease import Checkpoint
+from headgate_sync.lifecycle import Event, State, refused, sources_of
+from headgate_sync.postgres.database import (
+    CONFLICT_TRIES,
+    UNIQUE_VIOLATION,
+    Row,
+)
+from headgate_sync.postgres.policies import PgPolicies
+from headgate_sync.postgres.rows import job_summary, read_checkpoint
+from headgate_sync.validation import check_count, check_limit, check_name
+
+
+class PgInspect(PgPolicies):
+    """`Inspect` on the job rows."""
+
+    def get_job(
+        self, job_id: str, *, include_payload: bool = False
+    ) -> JobSummary | None:
+        """One job with its whole history, or None."""
+        rows = self._db.rows("get_job", job_id=job_id, include_payload=include_payload)
+        return job_summary(rows[0]) if rows else None
+
+    def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:
+        """Jobs in the order of at most 1,000 ids, missing ones left out."""
+        check_count("ids", len(ids), MAX_JOBS)
+        if not ids:
+            return []
+        rows = self._db.rows("get_jobs", job_ids=list(ids))
+        return [job_summary(row) for row in rows]
+
+    def counts(self, queue: str | None = None) -> StateCounts:
+        """Jobs by state, from a sample of at most 50,000 rows."""
+        rows = self._db.rows("counts", queue=queue, max_sample=MAX_SAMPLE)
+        counts: dict[str, int] = dict(rows)
+        return StateCounts(
+            counts=counts, approximate=sum(counts.values()) >= MAX_SAMPLE
+        )
+
+    def unfinished(self, queue: str) -> int:
+        """Jobs of the queue that are in no terminal state, from the counters."""
+        return int(self._db.rows("unfinished", queue=queue)[0][0])
+
+    def distinct_kinds(self, limit: int) -> list[str]:
+        """Kinds among `limit` waiting jobs, sorted."""
+        check_limit(limit)
+        return [kind for (kind,) in self._db.rows("distinct_kinds", max_sample=limit)]
+
+    def store_now_ms(self) -> int:
+        """The store's clock."""
+        return int(self._db.rows("store_now")[0][0])
+
+    def read_checkpoint(self, job_id: str) -> Checkpoint | None:
+        """The newest checkpoint; None without the job."""
+        rows = self._db.rows("read_checkpoint", job_id=job_id)
+        return read_checkpoint(*rows[0]) if rows else None
+
+    def promote_job(self, job_id: str) -> None:
+        """Make a pending job available now."""
+        self._steer(Event.OPERATOR_PROMOTE, "promote_job", job_id)
+
+    def operator_retry(self, job_id: str) -> None:
+        """Give a finished job one more run, now; the whole weight is charged again."""
+        for _ in range(CONFLICT_TRIES):
+            try:
+                holder = self._steer(Event.OPERATOR_RETRY, "operator_retry", job_id)[1]
+            except BackendError as error:
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+            else:
+                if holder is not None:
+                    raise DuplicateJob(holder)
+                return
+        raise StoreConflict(f"the holder of the unique key of {job_id} keeps changing")
+
+    def operator_cancel(self, job_id: str) -> None:
+        """Cancel an unfinished job; the holder of a lease loses it."""
+        self._steer(Event.OPERATOR_CANCEL, "operator_cancel", job_id)
+
+    def delete_job(self, job_id: str) -> None:
+        """Remove a job that is not running, with all that belongs to it."""
+        self._steer(Event.OPERATOR_DELETE, "delete_job", job_id)
+
+    def reschedule_job(self, job_id: str, at_ms: int) -> None:
+        """Move a scheduled or retryable job to another instant; the past means now."""
+        check_int("at_ms", at_ms, 0, MAX_INT64)
+        self._steer(Event.OPERATOR_RESCHEDULE, "reschedule_job", job_id, at_ms=at_ms)
+
+    def schedule_pending(self, job_id: str, at_ms: int) -> None:
+        """Turn a pending job into one that becomes available at an instant."""
+        check_int("at_ms", at_ms, 0, MAX_INT64)
+        self._steer(Event.SCHEDULE_PENDING, "schedule_pending", job_id, at_ms=at_ms)
+
+    def edit_payload(
+        self, job_id: str, payload: bytes, *, schema_version: int, fingerprint: str
+    ) -> None:
+        """Replace payload, version and fingerprint of a job that is not running."""
+        check_payload(payload, schema_version, fingerprint)
+        self._steer(
+            Event.EDIT_PAYLOAD,
+            "edit_payload",
+            job_id,
+            payload=payload,
+            schema_version=schema_version,
+            fingerprint=fingerprint,
+        )
+
+    def quarantine_list(
+        self, limit: int = MAX_PAGE, cursor: str | None = None
+    ) -> list[QuarantineEntry]:
+        """Registered fingerprints, newest first; `cursor` is the last one seen."""
+        check_int("limit", limit, 1, MAX_PAGE)
+        rows = self._db.rows("quarantine_list", cursor=cursor, max_entries=limit)
+        return [
+            QuarantineEntry(
+                fingerprint=fingerprint,
+                kind=kind,
+                crash_count=crash_count,
+                quarantined_at_ms=quarantined_at_ms,
+                reason=reason,
+            )
+            for fingerprint, kind, crash_count, quarantined_at_ms, reason in rows
+        ]
+
+    def quarantine_release(self, fingerprint: str) -> int:
+        """Unregister a fingerprint and make its quarantined jobs available."""
+        for _ in range(CONFLICT_TRIES):
+            try:
+                [(moved,)] = self._db.rows(
+                    "quarantine_release", fingerprint=fingerprint
+                )
+            except BackendError as error:
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+            else:
+                if moved is None:
+                    raise NotFound.quarantine(fingerprint)
+                return int(moved)
+        raise StoreConflict(f"unique keys of jobs of {fingerprint} keep being taken")
+
+    def quarantine_sweep(self, limit: int) -> int:
+        """Move waiting jobs of registered fingerprints to quarantine."""
+        check_limit(limit)
+        return int(self._db.rows("quarantine_sweep", max_jobs=limit)[0][0])
+
+    def set_queue_paused(self, queue: str, paused: bool) -> None:
+        """Let admission skip the queue, or not."""
+        check_name("queue", queue)
+        self._db.rows("set_queue_paused", queue=queue, paused=paused)
+
+    def set_queue_weight(self, queue: str, weight: int) -> None:
+        """Set the queue's share of admissions; its position is kept."""
+        check_name("queue", queue)
+        check_int("weight", weight, 1, MAX_INT32)
+        self._db.rows("set_queue_weight", queue=queue, weight=weight)
+
+    def set_enqueue_limit(self, queue: str, limit: int | None) -> None:
+        """Bound the unfinished jobs of a queue; None lifts the bound."""
+        check_name("queue", queue)
+        if limit is None:
+            self._db.rows("clear_enqueue_limit", queue=queue)
+            return
+        check_int("limit", limit, 0, MAX_INT64)
+        self._db.rows("set_enqueue_limit", queue=queue, max_unfinished_jobs=limit)
+
+    def _steer(self, event: Event, name: str, job_id: str, **params: Any) -> Row:
+        """Run a verb on one job.
+
+        Raises:
+            NotFound: there is no such job.
+            InvalidRequest: the table has no such edge; nothing was changed.
+        """
+        rows = self._db.rows(name, job_id=job_id, **params)
+        if not rows:
+            raise NotFound.job(job_id)
+        found = State(rows[0][0])
+        if found not in sources_of(event):
+            raise refused(event, found)
+        return rows[0]

@@ -1,0 +1,26 @@
+-- Destructive: drops the policies, the ledger and the counters of the gate. Jobs stay, but nothing admits them.
+DROP FUNCTION {schema}.headgate_mark_class;
+DROP FUNCTION {schema}.headgate_running_of;
+DROP FUNCTION {schema}.headgate_send_away;
+DROP FUNCTION {schema}.headgate_displace;
+DROP FUNCTION {schema}.headgate_oldest_running;
+DROP FUNCTION {schema}.headgate_unfolded;
+DROP FUNCTION {schema}.headgate_close_class;
+DROP FUNCTION {schema}.headgate_fold;
+DROP FUNCTION {schema}.headgate_unpark;
+DROP FUNCTION {schema}.headgate_lower_heads;
+DROP FUNCTION {schema}.headgate_units_at;
+DROP FUNCTION {schema}.headgate_lock_queues;
+DROP FUNCTION {schema}.headgate_queue_key;
+DROP TYPE {schema}.headgate_admission;
+DROP TABLE {schema}.headgate_gate_place;
+DROP TABLE {schema}.headgate_sleeper;
+DROP TABLE {schema}.headgate_inbox;
+DROP TABLE {schema}.headgate_quarantine;
+DROP TABLE {schema}.headgate_ceiling;
+DROP TABLE {schema}.headgate_budget;
+DROP TABLE {schema}.headgate_rate_class;
+DROP TABLE {schema}.headgate_lane_group;
+DROP TABLE {schema}.headgate_lane;
+DROP TABLE {schema}.headgate_partition;
+DROP TABLE {schema}.headgate_queue;

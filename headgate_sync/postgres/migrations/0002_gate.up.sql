@@ -1,0 +1,587 @@
+-- The admission gate: its tables, and the functions that decide.
+--
+-- Rows of queue, partition, lane and lane_group are written only by the holder of the queue's lock. Everybody else
+-- appends to headgate_inbox in the transaction of the job change, so that neither a producer nor an ack ever waits for
+-- an admission. Unfolded rows make occupancy too high and never too low.
+--
+-- Order of locks: queues (sorted by lock key), rate classes (sorted by name; a class row guards its budgets), job rows
+-- with SKIP LOCKED. Marking takes the row of the reason first, then job rows with SKIP LOCKED.
+--
+-- Every function reads after it has locked, in a later statement: under READ COMMITTED a statement sees what was
+-- committed before it began, so that a waiter decides on what the previous holder left.
+--
+-- The settings on the functions keep the plans independent of statistics: a queue that was loaded and never analysed
+-- must not change how rows are found. Sets of rows travel between statements as arrays, and rows already locked or
+-- owned are written by their ctid, which no plan can turn into a scan of the table. LIMIT 1 in a LATERAL subquery
+-- forces the look-up by key for the same reason.
+
+CREATE TABLE {schema}.headgate_queue (
+  queue text COLLATE "C" PRIMARY KEY,
+  paused boolean NOT NULL DEFAULT false,
+  weight bigint NOT NULL DEFAULT 1 CHECK (weight >= 1),
+  dispatch_count bigint NOT NULL DEFAULT 0 CHECK (dispatch_count >= 0),
+  round bigint NOT NULL DEFAULT 0,
+  inflight bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 10);
+
+CREATE TABLE {schema}.headgate_partition (
+  queue text COLLATE "C" NOT NULL,
+  partition_key text COLLATE "C" NOT NULL,
+  deficit bigint NOT NULL DEFAULT 0 CHECK (deficit >= 0),
+  inflight bigint NOT NULL DEFAULT 0 CHECK (inflight >= 0),
+  last_round bigint NOT NULL DEFAULT 0,
+  quantum_override integer CHECK (quantum_override >= 1),
+  idle_since_ms bigint,
+  idle_round bigint,
+  PRIMARY KEY (queue, partition_key)
+) WITH (
+  fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+
+-- idle_since_ms, idle_round: since when the upkeep has found no work, while the partition's round stood still.
+
+-- A lane is the set of available jobs of one queue, partition, rate class and sticky worker.
+-- active: it may have a ready job; false means that it has none that is not announced in the inbox.
+-- parked: a ceiling of its partition is full. last_round: the partition's, or an earlier value of it.
+CREATE TABLE {schema}.headgate_lane (
+  queue text COLLATE "C" NOT NULL,
+  partition_key text COLLATE "C" NOT NULL,
+  rate_class text COLLATE "C" NOT NULL,
+  sticky_worker text COLLATE "C" NOT NULL,
+  lane_key bigint NOT NULL,
+  active boolean NOT NULL,
+  parked boolean NOT NULL DEFAULT false,
+  last_round bigint NOT NULL,
+  PRIMARY KEY (queue, partition_key, rate_class, sticky_worker)
+) WITH (
+  fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX headgate_lane_pick ON {schema}.headgate_lane
+  (queue, rate_class, sticky_worker, last_round, partition_key) WHERE active AND NOT parked;
+
+-- The lanes of one queue, rate class and sticky worker; a class that cannot pass is closed here in one row.
+-- (head_round, head_partition): a lower bound for the first lane that can be picked; null when there is none.
+-- open_at_ms: when a closed group opens by itself; null for never.
+CREATE TABLE {schema}.headgate_lane_group (
+  rate_class text COLLATE "C" NOT NULL,
+  queue text COLLATE "C" NOT NULL,
+  sticky_worker text COLLATE "C" NOT NULL,
+  open boolean NOT NULL,
+  open_at_ms bigint,
+  head_round bigint,
+  head_partition text COLLATE "C",
+  PRIMARY KEY (rate_class, queue, sticky_worker),
+  CHECK ((head_round IS NULL) = (head_partition IS NULL)),
+  CHECK (open_at_ms IS NULL OR NOT open)
+) WITH (fillfactor = 50);
+
+CREATE INDEX headgate_lane_group_open ON {schema}.headgate_lane_group
+  (queue, sticky_worker, head_round, head_partition, rate_class) WHERE open AND head_round IS NOT NULL;
+CREATE INDEX headgate_lane_group_closed ON {schema}.headgate_lane_group (queue, open_at_ms) WHERE NOT open;
+
+-- A class without budgets is only a marker: it can be paused, and it counts running jobs, but limits nothing.
+CREATE TABLE {schema}.headgate_rate_class (
+  name text COLLATE "C" PRIMARY KEY CHECK (name <> ''),
+  paused boolean NOT NULL DEFAULT false,
+  paused_until_ms bigint,
+  pause_reason text COLLATE "C" NOT NULL DEFAULT '',
+  inflight bigint NOT NULL DEFAULT 0 CHECK (inflight >= 0)
+) WITH (fillfactor = 50);
+
+-- units: one token is window_ms units, so that a refill never divides; negative while the class is in debt.
+CREATE TABLE {schema}.headgate_budget (
+  rate_class text COLLATE "C" NOT NULL,
+  slot smallint NOT NULL CHECK (slot BETWEEN 0 AND 3),
+  limit_tokens bigint NOT NULL CHECK (limit_tokens >= 0),
+  window_ms bigint NOT NULL CHECK (window_ms >= 1),
+  burst bigint NOT NULL CHECK (burst >= 1),
+  units bigint NOT NULL,
+  refilled_at_ms bigint NOT NULL,
+  PRIMARY KEY (rate_class, slot)
+) WITH (fillfactor = 50);
+
+CREATE TABLE {schema}.headgate_ceiling (
+  name text COLLATE "C" PRIMARY KEY CHECK (name <> ''),
+  scope text COLLATE "C" NOT NULL CHECK (scope IN ('partition', 'queue', 'class')),
+  queue text COLLATE "C" NOT NULL,
+  rate_class text COLLATE "C" NOT NULL,
+  max_concurrent integer NOT NULL CHECK (max_concurrent >= 1),
+  on_saturated text COLLATE "C" NOT NULL
+    CHECK (on_saturated IN ('queue', 'discard', 'cancel_incoming', 'cancel_running')),
+  CHECK ((scope = 'class') = (rate_class <> '') AND (scope = 'class') = (queue = ''))
+);
+CREATE INDEX headgate_ceiling_lookup ON {schema}.headgate_ceiling (queue, rate_class);
+
+CREATE TABLE {schema}.headgate_quarantine (
+  fingerprint text COLLATE "C" PRIMARY KEY CHECK (fingerprint <> ''),
+  kind text COLLATE "C" NOT NULL,
+  crash_count integer NOT NULL,
+  quarantined_at_ms bigint NOT NULL,
+  sample_payload bytea NOT NULL,
+  reason text COLLATE "C" NOT NULL
+);
+CREATE INDEX headgate_quarantine_newest ON {schema}.headgate_quarantine (quarantined_at_ms, fingerprint);
+
+-- kind r: the lane may have got ready work. f: n jobs of queue, partition and class left running.
+-- o: the class reopened in this queue. c: like f, for the class alone (an admission that could not lock the class).
+CREATE TABLE {schema}.headgate_inbox (
+  queue text COLLATE "C" NOT NULL,
+  ev bigint GENERATED ALWAYS AS IDENTITY,
+  kind text COLLATE "C" NOT NULL CHECK (kind IN ('r', 'f', 'o', 'c')),
+  partition_key text COLLATE "C" NOT NULL DEFAULT '',
+  rate_class text COLLATE "C" NOT NULL DEFAULT '',
+  sticky_worker text COLLATE "C" NOT NULL DEFAULT '',
+  lane_key bigint NOT NULL DEFAULT 0,
+  n integer NOT NULL DEFAULT 1,
+  PRIMARY KEY (queue, ev)
+) WITH (
+  autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+
+-- For the classes that a ceiling of their own limits: their running jobs may be freed in any queue.
+CREATE INDEX headgate_inbox_class ON {schema}.headgate_inbox (rate_class)
+  WHERE rate_class <> '' AND kind IN ('c', 'f');
+
+-- Workers whose newest admission of the queue found nothing.
+CREATE TABLE {schema}.headgate_sleeper (
+  queue text COLLATE "C" NOT NULL,
+  worker text COLLATE "C" NOT NULL,
+  PRIMARY KEY (queue, worker)
+);
+
+-- How far the upkeep has come; always one row.
+CREATE TABLE {schema}.headgate_gate_place (
+  queue text COLLATE "C" NOT NULL,
+  partition_key text COLLATE "C" NOT NULL,
+  lane_key bigint NOT NULL
+) WITH (fillfactor = 10);
+INSERT INTO {schema}.headgate_gate_place VALUES ('', '', -9223372036854775808);
+
+-- One row of an admission. ordinal above 0: claims in the order of the decisions, which also number jobs that were sent
+-- away. ordinal 0, always present and last: the facts of the call, which are null in the claims.
+CREATE TYPE {schema}.headgate_admission AS (
+  ordinal integer,
+  retry_after_ms bigint,
+  refused_rate_class integer,
+  refused_concurrency_limit integer,
+  refused_fairness integer,
+  refused_quarantine integer,
+  passed_over bigint[],
+  id text,
+  kind text,
+  schema_version integer,
+  payload bytea,
+  queue text,
+  partition_key text,
+  rate_class text,
+  weight integer,
+  fingerprint text,
+  priority integer,
+  attempt integer,
+  crash_attempt integer,
+  max_attempts integer,
+  scheduled_at_ms bigint,
+  timeout_ms bigint,
+  deadline_ms bigint,
+  retention_ms bigint,
+  unique_key bytea,
+  unique_states integer,
+  periodic_schedule_id text,
+  periodic_tick_ms bigint,
+  headers jsonb,
+  tags text[],
+  sticky_worker text,
+  fence bigint,
+  lease_expires_at_ms bigint,
+  claimed_at_ms bigint,
+  checkpoint jsonb,
+  cursor_data bytea,
+  charge_weight integer
+);
+
+-- The key of a queue's advisory lock. An advisory lock and not a row lock: waiters queue in order, and an admission
+-- that decides nothing writes nothing. The row type's oid keeps schemas apart.
+CREATE FUNCTION {schema}.headgate_queue_key(p_queue text) RETURNS bigint
+  LANGUAGE sql STABLE
+  AS $$ SELECT hashtextextended(p_queue, pg_typeof(NULL::{schema}.headgate_queue)::oid::bigint) $$;
+
+-- Wait for the locks of queues until the end of the transaction, in the one order that everybody uses.
+CREATE FUNCTION {schema}.headgate_lock_queues(p_queues text[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE
+  AS $$
+DECLARE
+  v_key bigint;
+BEGIN
+  FOR v_key IN
+    SELECT DISTINCT {schema}.headgate_queue_key(wanted.queue)
+    FROM unnest(p_queues) AS wanted (queue)
+    ORDER BY 1
+  LOOP
+    PERFORM pg_advisory_xact_lock(v_key);
+  END LOOP;
+END $$;
+
+-- Balance of a budget at an instant: limit units are gained per millisecond up to the burst. The division only asks
+-- whether the cap is reached, which keeps every product within bigint; nothing is rounded. A clock that stepped back
+-- gains nothing.
+CREATE FUNCTION {schema}.headgate_units_at(
+  p_units bigint, p_limit bigint, p_window_ms bigint, p_burst bigint, p_refilled_at_ms bigint, p_now_ms bigint)
+  RETURNS bigint
+  LANGUAGE sql IMMUTABLE
+  AS $$
+SELECT CASE
+  WHEN p_now_ms <= p_refilled_at_ms OR p_limit = 0 THEN p_units
+  WHEN p_now_ms - p_refilled_at_ms > (p_burst * p_window_ms - 1 - p_units) / p_limit THEN p_burst * p_window_ms
+  ELSE p_units + (p_now_ms - p_refilled_at_ms) * p_limit
+END $$;
+
+-- Bring groups up to date with lanes that became pickable: create them, or lower their heads. A new group is closed
+-- while its class is closed in the queue. The caller holds the locks of the queues.
+CREATE FUNCTION {schema}.headgate_lower_heads(p_queues text[], p_classes text[], p_stickies text[]) RETURNS void
+  LANGUAGE sql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+INSERT INTO {schema}.headgate_lane_group AS lane_group
+  (rate_class, queue, sticky_worker, open, open_at_ms, head_round, head_partition)
+SELECT touched.rate_class, touched.queue, touched.sticky_worker, closed.rate_class IS NULL, closed.open_at_ms,
+  head.last_round, head.partition_key
+FROM (
+  SELECT DISTINCT entry.queue, entry.rate_class, entry.sticky_worker
+  FROM unnest(p_queues, p_classes, p_stickies) AS entry (queue, rate_class, sticky_worker)
+) AS touched
+CROSS JOIN LATERAL (
+  SELECT lane.last_round, lane.partition_key
+  FROM {schema}.headgate_lane AS lane
+  WHERE lane.queue = touched.queue AND lane.rate_class = touched.rate_class
+    AND lane.sticky_worker = touched.sticky_worker AND lane.active AND NOT lane.parked
+  ORDER BY lane.last_round, lane.partition_key
+  LIMIT 1
+) AS head
+LEFT JOIN LATERAL (
+  SELECT known.head_round, known.head_partition
+  FROM {schema}.headgate_lane_group AS known
+  WHERE known.rate_class = touched.rate_class AND known.queue = touched.queue
+    AND known.sticky_worker = touched.sticky_worker
+  LIMIT 1
+) AS stored ON true
+LEFT JOIN LATERAL (
+  SELECT sibling.rate_class, sibling.open_at_ms
+  FROM {schema}.headgate_lane_group AS sibling
+  WHERE sibling.rate_class = touched.rate_class AND sibling.queue = touched.queue AND NOT sibling.open
+  LIMIT 1
+) AS closed ON true
+WHERE stored.head_round IS NULL
+  OR (head.last_round, head.partition_key) < (stored.head_round, stored.head_partition)
+ON CONFLICT (rate_class, queue, sticky_worker)
+DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition
+$$;
+
+-- Clear the marks of lanes whose partition is below its ceilings again; the caller holds the locks of the queues.
+CREATE FUNCTION {schema}.headgate_unpark(p_queues text[], p_partitions text[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  u_queue text[];
+  u_class text[];
+  u_sticky text[];
+BEGIN
+  WITH freed AS MATERIALIZED (
+    SELECT DISTINCT entry.queue, entry.partition_key
+    FROM unnest(p_queues, p_partitions) AS entry (queue, partition_key)
+  ),
+  parked AS MATERIALIZED (
+    SELECT lane.tid, part.last_round
+    FROM freed
+    CROSS JOIN LATERAL (
+      SELECT found.inflight, found.last_round
+      FROM {schema}.headgate_partition AS found
+      WHERE found.queue = freed.queue AND found.partition_key = freed.partition_key
+      LIMIT 1
+    ) AS part
+    CROSS JOIN LATERAL (
+      SELECT found.ctid AS tid
+      FROM {schema}.headgate_lane AS found
+      WHERE found.queue = freed.queue AND found.partition_key = freed.partition_key AND found.parked
+      OFFSET 0
+    ) AS lane
+    WHERE part.inflight < coalesce((
+      SELECT min(ceiling.max_concurrent)
+      FROM {schema}.headgate_ceiling AS ceiling
+      WHERE ceiling.queue = freed.queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
+    ), part.inflight + 1)
+  ),
+  changed AS (
+    UPDATE {schema}.headgate_lane AS lane
+    SET parked = false, last_round = parked.last_round
+    FROM parked
+    WHERE lane.ctid = parked.tid
+    RETURNING lane.queue, lane.rate_class, lane.sticky_worker
+  )
+  SELECT array_agg(changed.queue), array_agg(changed.rate_class), array_agg(changed.sticky_worker)
+  INTO u_queue, u_class, u_sticky
+  FROM changed;
+  IF u_queue IS NOT NULL THEN
+    PERFORM {schema}.headgate_lower_heads(u_queue, u_class, u_sticky);
+  END IF;
+END $$;
+
+-- Take appended rows into lanes and counters; the caller holds the locks of the queues.
+-- Arguments: queues, each read up to p_limit rows, oldest first; whether exits concern more than a counter, because there
+--            are ceilings or several queues.
+-- Rows:      how many rows were taken; per queue how many jobs left running, null for none (the caller owns that counter,
+--            for it will write the queue's row anyway); per class the same (the caller must lock the classes first).
+-- The settings are those of the caller.
+CREATE FUNCTION {schema}.headgate_fold(
+  p_queues text[], p_limit integer, p_keep_exits boolean,
+  OUT taken integer, OUT freed bigint[], OUT classes text[], OUT class_freed bigint[])
+  LANGUAGE plpgsql VOLATILE
+  AS $$
+DECLARE
+  v_rest text[];
+  v_frees boolean;
+  v_opens boolean;
+  v_ready boolean;
+  r_queue text[];
+  r_partition text[];
+  r_class text[];
+  r_sticky text[];
+  r_key bigint[];
+BEGIN
+  -- Most rows only count exits, so that these are done with at once; the others are kept as rows of text.
+  WITH oldest AS MATERIALIZED (
+    SELECT entry.tid
+    FROM unnest(p_queues) AS wanted (queue)
+    CROSS JOIN LATERAL (
+      SELECT inbox.ctid AS tid
+      FROM {schema}.headgate_inbox AS inbox
+      WHERE inbox.queue = wanted.queue
+      ORDER BY inbox.ev
+      LIMIT p_limit
+    ) AS entry
+  ),
+  gone AS (
+    DELETE FROM {schema}.headgate_inbox AS inbox
+    WHERE inbox.ctid = ANY (ARRAY (SELECT oldest.tid FROM oldest))
+    RETURNING inbox.kind, inbox.queue, inbox.partition_key, inbox.rate_class, inbox.sticky_worker, inbox.lane_key,
+      inbox.n
+  ),
+  emptied AS (
+    UPDATE {schema}.headgate_partition AS part
+    SET inflight = greatest(0, part.inflight - exits.n)
+    FROM (
+      SELECT (
+          SELECT found.ctid
+          FROM {schema}.headgate_partition AS found
+          WHERE found.queue = gone.queue AND found.partition_key = gone.partition_key
+        ) AS tid,
+        sum(gone.n) AS n
+      FROM gone
+      WHERE gone.kind = 'f'
+      GROUP BY gone.queue, gone.partition_key
+    ) AS exits
+    WHERE part.ctid = exits.tid
+  )
+  SELECT count(*), ARRAY[sum(gone.n) FILTER (WHERE gone.kind = 'f')], bool_or(gone.kind = 'f'),
+    bool_or(gone.kind = 'o'), bool_or(gone.kind = 'r'),
+    array_agg(ARRAY[gone.kind, gone.queue, gone.partition_key, gone.rate_class, gone.sticky_worker, gone.lane_key::text,
+      gone.n::text]) FILTER (WHERE gone.kind <> 'f' OR gone.rate_class <> '' OR p_keep_exits)
+  INTO taken, freed, v_frees, v_opens, v_ready, v_rest
+  FROM gone;
+  IF v_rest IS NULL THEN
+    RETURN;
+  END IF;
+
+  IF v_frees AND p_keep_exits THEN
+    IF cardinality(p_queues) > 1 THEN
+      freed := ARRAY (
+        SELECT sum(v_rest[entry.i][7]::bigint) FILTER (WHERE v_rest[entry.i][1] = 'f')
+        FROM unnest(p_queues) WITH ORDINALITY AS wanted (queue, place)
+        LEFT JOIN generate_subscripts(v_rest, 1) AS entry (i) ON v_rest[entry.i][2] = wanted.queue
+        GROUP BY wanted.place
+        ORDER BY wanted.place);
+    END IF;
+    PERFORM {schema}.headgate_unpark(array_agg(v_rest[entry.i][2]), array_agg(v_rest[entry.i][3]))
+    FROM generate_subscripts(v_rest, 1) AS entry (i)
+    WHERE v_rest[entry.i][1] = 'f';
+  END IF;
+  SELECT array_agg(per_class.name), array_agg(per_class.n)
+  INTO classes, class_freed
+  FROM (
+    SELECT v_rest[entry.i][4] AS name, sum(v_rest[entry.i][7]::bigint)::bigint AS n
+    FROM generate_subscripts(v_rest, 1) AS entry (i)
+    WHERE v_rest[entry.i][1] IN ('f', 'c') AND v_rest[entry.i][4] <> ''
+    GROUP BY v_rest[entry.i][4]
+  ) AS per_class;
+
+  IF v_opens THEN
+    UPDATE {schema}.headgate_lane_group AS lane_group
+    SET open = true, open_at_ms = NULL
+    WHERE lane_group.ctid = ANY (ARRAY (
+      SELECT closed.tid
+      FROM generate_subscripts(v_rest, 1) AS entry (i)
+      CROSS JOIN LATERAL (
+        SELECT found.ctid AS tid
+        FROM {schema}.headgate_lane_group AS found
+        WHERE found.rate_class = v_rest[entry.i][4] AND found.queue = v_rest[entry.i][2] AND NOT found.open
+        OFFSET 0
+      ) AS closed
+      WHERE v_rest[entry.i][1] = 'o'));
+  END IF;
+
+  IF NOT v_ready THEN
+    RETURN;
+  END IF;
+  SELECT array_agg(entry.queue), array_agg(entry.partition_key), array_agg(entry.rate_class),
+    array_agg(entry.sticky_worker), array_agg(entry.lane_key)
+  INTO r_queue, r_partition, r_class, r_sticky, r_key
+  FROM (
+    SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
+      v_rest[rest.i][6]::bigint
+    FROM generate_subscripts(v_rest, 1) AS rest (i)
+    WHERE v_rest[rest.i][1] = 'r'
+  ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+  LEFT JOIN LATERAL (
+    SELECT found.active
+    FROM {schema}.headgate_lane AS found
+    WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+      AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
+    LIMIT 1
+  ) AS lane ON true
+  WHERE lane.active IS NOT TRUE;
+  IF r_queue IS NULL THEN
+    RETURN;
+  END IF;
+  INSERT INTO {schema}.headgate_partition (queue, partition_key)
+  SELECT DISTINCT entry.queue, entry.partition_key
+  FROM unnest(r_queue, r_partition) AS entry (queue, partition_key)
+  ON CONFLICT DO NOTHING;
+  INSERT INTO {schema}.headgate_lane AS lane
+    (queue, partition_key, rate_class, sticky_worker, lane_key, active, last_round)
+  SELECT entry.queue, entry.partition_key, entry.rate_class, entry.sticky_worker, entry.lane_key, true, part.last_round
+  FROM unnest(r_queue, r_partition, r_class, r_sticky, r_key)
+    AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+  CROSS JOIN LATERAL (
+    SELECT found.last_round
+    FROM {schema}.headgate_partition AS found
+    WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+    LIMIT 1
+  ) AS part
+  ON CONFLICT (queue, partition_key, rate_class, sticky_worker)
+  DO UPDATE SET active = true, last_round = excluded.last_round, lane_key = excluded.lane_key;
+  PERFORM {schema}.headgate_lower_heads(r_queue, r_class, r_sticky);
+END $$;
+
+-- Close a class in queues until an instant, null for good; the caller holds the locks of the queues.
+CREATE FUNCTION {schema}.headgate_close_class(p_queues text[], p_class text, p_open_at_ms bigint) RETURNS void
+  LANGUAGE sql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+UPDATE {schema}.headgate_lane_group AS lane_group
+SET open = false, open_at_ms = p_open_at_ms
+WHERE lane_group.rate_class = p_class AND lane_group.queue = ANY (p_queues) AND lane_group.open
+$$;
+
+-- Jobs of a class that have left running and are not folded yet, in whatever queue.
+CREATE FUNCTION {schema}.headgate_unfolded(p_class text) RETURNS bigint
+  LANGUAGE sql STABLE
+  AS $$
+SELECT coalesce(sum(inbox.n), 0)::bigint
+FROM {schema}.headgate_inbox AS inbox
+WHERE inbox.rate_class = p_class AND inbox.rate_class <> '' AND inbox.kind IN ('c', 'f')
+$$;
+
+-- Lock the oldest running job under a ceiling that nobody else holds locked, to make room for another one.
+CREATE FUNCTION {schema}.headgate_oldest_running(
+  p_scope text, p_queue text, p_partition text, p_class text, p_spared bigint[])
+  RETURNS bigint
+  LANGUAGE sql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+SELECT job.seq
+FROM {schema}.headgate_job AS job
+WHERE job.state = 'running'
+  AND (p_scope = 'class' OR job.queue = p_queue)
+  AND (p_scope <> 'partition' OR job.partition_key = p_partition)
+  AND (p_scope <> 'class' OR job.rate_class = p_class)
+  AND job.seq <> ALL (p_spared)
+ORDER BY job.claimed_at_ms, job.seq
+LIMIT 1
+FOR UPDATE SKIP LOCKED
+$$;
+
+-- Cancel running jobs that make room; their slots are freed like those of any other job that leaves running.
+CREATE FUNCTION {schema}.headgate_displace(p_seqs bigint[], p_now_ms bigint) RETURNS void
+  LANGUAGE sql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+WITH displaced AS (
+  UPDATE {schema}.headgate_job AS job
+  SET state = 'cancelled', lease_id = NULL, lease_expires_at_ms = NULL, claimed_by = NULL, claimed_at_ms = NULL,
+    rate_charge = 0, settled_lease_id = NULL, settled_outcome = NULL, finalized_at_ms = p_now_ms,
+    reason_code = 'saturation_cancel'
+  WHERE job.seq = ANY (p_seqs)
+  RETURNING job.queue, job.partition_key, job.rate_class
+),
+freed AS (
+  INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, n)
+  SELECT displaced.queue, 'f', displaced.partition_key, displaced.rate_class, count(*)
+  FROM displaced
+  GROUP BY displaced.queue, displaced.partition_key, displaced.rate_class
+)
+INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+SELECT displaced.queue, displaced.partition_key, p_now_ms - mod(p_now_ms, 60000), -count(*), 0, 0
+FROM displaced
+GROUP BY displaced.queue, displaced.partition_key
+$$;
+
+-- End candidates that a full ceiling sends away, where they are still as they were read.
+CREATE FUNCTION {schema}.headgate_send_away(p_tids tid[], p_seqs bigint[], p_state text, p_reason text, p_now_ms bigint)
+  RETURNS bigint
+  LANGUAGE sql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+WITH held AS MATERIALIZED (
+  SELECT job.ctid AS tid
+  FROM unnest(p_tids, p_seqs) AS picked (tid, seq)
+  JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
+  WHERE job.state = 'available' AND job.gate_hold IS NULL
+  FOR UPDATE OF job SKIP LOCKED
+),
+ended AS (
+  UPDATE {schema}.headgate_job AS job
+  SET state = p_state, finalized_at_ms = p_now_ms, reason_code = p_reason
+  FROM held
+  WHERE job.ctid = held.tid
+  RETURNING job.queue, job.partition_key
+),
+tallied AS (
+  INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+  SELECT ended.queue, ended.partition_key, p_now_ms - mod(p_now_ms, 60000), -count(*), 0, 0
+  FROM ended
+  GROUP BY ended.queue, ended.partition_key
+)
+SELECT count(*) FROM ended
+$$;
+
+-- Running jobs of a class as the counters see them: unfolded exits are still counted. One snapshot for both.
+CREATE FUNCTION {schema}.headgate_running_of(p_class text) RETURNS bigint
+  LANGUAGE sql STABLE
+  AS $$
+SELECT {schema}.headgate_unfolded(p_class) + count(*)
+FROM {schema}.headgate_job AS job
+WHERE job.state = 'running' AND job.rate_class = p_class
+$$;
+
+-- Create the row of a class that has none. Jobs that a running admission claims meanwhile without knowing the row are
+-- not counted; nobody reads the count before a ceiling of the class exists, which counts anew under the locks of the
+-- queues.
+CREATE FUNCTION {schema}.headgate_mark_class(p_class text) RETURNS void
+  LANGUAGE sql VOLATILE
+  AS $$
+INSERT INTO {schema}.headgate_rate_class (name, inflight)
+SELECT p_class, {schema}.headgate_running_of(p_class)
+WHERE NOT EXISTS (SELECT FROM {schema}.headgate_rate_class AS class WHERE class.name = p_class)
+ON CONFLICT DO NOTHING
+$$;

@@ -1,0 +1,475 @@
+-- Taking jobs in: one call decides about a batch and inserts it, and a trigger wakes workers at commit.
+--
+-- Refusals are answers, not exceptions: the call may run in a transaction that belongs to an application, and an error
+-- would abort it. Only an insert that collides late is undone by an exception, inside its own sub-transaction.
+--
+-- A producer waits for another one only where both use the same id or the same unique key. It appends to
+-- headgate_inbox and headgate_tally and locks no row that exists already, except the winner of a replacement, the
+-- throttle row of its own key and, where the transaction is the store's own, the limits of its queues.
+--
+-- Every statement reads what was committed before it began, so that a check made after a lock sees what the waiting
+-- was for. The settings on the functions keep the plans independent of statistics.
+
+-- Change the waiting holder of a unique key as a duplicate asks.
+--
+-- Arguments: the holder; whether its key is a throttle key, which outlives the job; bits to replace; debounce; values.
+-- Returns:   whether something was written; null when the holder of a lifecycle key has ended meanwhile.
+-- Locks:     the holder, if it is in a state that can be changed. A running one is not locked: its worker may keep it
+--            locked for as long as a handler's transaction lasts.
+CREATE FUNCTION {schema}.headgate_replace_holder(
+  p_holder_id text, p_throttled boolean, p_replace integer, p_debounce_ms bigint, p_delay_ms bigint,
+  p_scheduled_at_ms bigint, p_schema_version integer, p_payload bytea, p_fingerprint text, p_priority integer,
+  p_max_attempts integer, p_tags text[])
+  RETURNS boolean
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  holder record;
+  mask integer;
+  now_ms bigint;
+BEGIN
+  SELECT job.seq, job.state INTO holder FROM {schema}.headgate_job AS job WHERE job.id = p_holder_id;
+  IF holder.state IN ('scheduled', 'available', 'retryable') THEN
+    SELECT job.seq, job.state, job.gate_hold, job.fingerprint INTO holder
+    FROM {schema}.headgate_job AS job
+    WHERE job.seq = holder.seq
+    FOR UPDATE;
+  END IF;
+  IF holder.state IN ('pending', 'running') THEN
+    RETURN false;
+  END IF;
+  IF holder.state IS NULL OR holder.state NOT IN ('scheduled', 'available', 'retryable') THEN
+    RETURN CASE WHEN p_throttled THEN false END;
+  END IF;
+
+  mask := p_replace;
+  IF p_debounce_ms > 0 THEN
+    mask := (mask & ~2) | 1;
+  ELSIF holder.state <> 'scheduled' THEN
+    mask := mask & ~2;
+  END IF;
+  IF mask = 0 THEN
+    RETURN false;
+  END IF;
+
+  now_ms := {schema}.headgate_now_ms();
+  WITH changed AS (
+    UPDATE {schema}.headgate_job AS job
+    SET schema_version = CASE WHEN mask & 1 <> 0 THEN p_schema_version ELSE job.schema_version END,
+      payload = CASE WHEN mask & 1 <> 0 THEN p_payload ELSE job.payload END,
+      fingerprint = CASE WHEN mask & 1 <> 0 THEN p_fingerprint ELSE job.fingerprint END,
+      priority = CASE WHEN mask & 4 <> 0 THEN p_priority ELSE job.priority END,
+      max_attempts = CASE WHEN mask & 8 <> 0 THEN p_max_attempts ELSE job.max_attempts END,
+      state = CASE WHEN p_debounce_ms > 0 THEN 'scheduled' ELSE job.state END,
+      scheduled_at_ms = CASE
+        WHEN p_debounce_ms > 0 THEN now_ms + p_debounce_ms
+        WHEN mask & 2 = 0 THEN job.scheduled_at_ms
+        WHEN p_delay_ms > 0 THEN now_ms + p_delay_ms
+        WHEN p_scheduled_at_ms = 0 THEN now_ms
+        ELSE p_scheduled_at_ms END,
+      -- A hold must not outlive its reason: neither the state nor the fingerprint that it belongs to.
+      gate_hold = CASE
+        WHEN p_debounce_ms > 0 THEN NULL
+        WHEN job.gate_hold = 'quarantine' AND mask & 1 <> 0 AND job.fingerprint <> p_fingerprint THEN NULL
+        ELSE job.gate_hold END
+    WHERE job.seq = holder.seq
+    RETURNING job.queue, job.partition_key, job.rate_class, job.sticky_worker, job.lane_key, job.state, job.gate_hold
+  )
+  INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key, n)
+  SELECT changed.queue, 'r', changed.partition_key, changed.rate_class, changed.sticky_worker, changed.lane_key, 1
+  FROM changed
+  WHERE holder.gate_hold IS NOT NULL AND changed.state = 'available' AND changed.gate_hold IS NULL;
+
+  IF p_debounce_ms > 0 THEN
+    DELETE FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = holder.seq;
+    INSERT INTO {schema}.headgate_job_tag (job_seq, tag) SELECT holder.seq, unnest(p_tags);
+  END IF;
+  RETURN true;
+END $$;
+
+-- Take in a batch, or say why not.
+--
+-- Arguments: columns as arrays over the batch. A column whose values are all equal may hold one element only; ids are
+--            always complete. Unique keys in their stored form, or null where the batch has none; a window above 0 makes
+--            a key a throttle key. Tags as pairs of place and tag. Replace bits and debounce belong to a batch of one.
+--            p_own: the transaction is the store's own and commits at once, so limits are exact.
+-- Returns:   null when every job of the batch exists now, else the refusal: its name and its facts in order.
+--              id_conflict id | quarantine fingerprint | backpressure queue limit current incoming
+--              | duplicate id of the holder, whether it was changed | unsettled
+-- Locks:     see above. Keys before jobs, jobs by key and id, so that two batches meet in the same order. (Two batches
+--            that use one id with different keys can still meet crosswise; the loser of that deadlock tries again.)
+CREATE FUNCTION {schema}.headgate_enqueue(
+  p_ids text[], p_kinds text[], p_schema_versions integer[], p_payloads bytea[], p_queues text[],
+  p_partition_keys text[], p_rate_classes text[], p_sticky_workers text[], p_lane_keys bigint[], p_weights integer[],
+  p_fingerprints text[], p_priorities integer[], p_max_attempts integer[], p_scheduled_at_ms bigint[],
+  p_delay_ms bigint[], p_pending boolean[], p_timeout_ms bigint[], p_deadline_ms bigint[], p_deadline_in_ms bigint[],
+  p_retention_ms bigint[], p_unique_keys bytea[], p_unique_states integer[], p_periodic_schedule_ids text[],
+  p_periodic_ticks_ms bigint[], p_headers text[], p_tag_places integer[], p_tags text[],
+  p_unique_windows_ms bigint[], p_replace integer, p_debounce_ms bigint, p_own boolean)
+  RETURNS text[]
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  n CONSTANT integer := cardinality(p_ids);
+  max_vain CONSTANT integer := 3;
+  vain integer := 0;  -- collisions after which nothing new was found
+  known integer := 0;
+  replayed integer[];
+  kept integer[];
+  seqs bigint[];
+  lost text;
+  refusal text[];
+  holder_id text;
+  throttled boolean;
+  replaced boolean;
+  now_ms bigint;
+  taken bigint;
+BEGIN
+  LOOP
+    -- Ids. A job with this id and content is a replay: it succeeds and changes nothing.
+    SELECT array_agg(found.place) FILTER (WHERE found.same),
+      ARRAY['id_conflict', p_ids[min(found.place) FILTER (WHERE NOT found.same)]]
+    INTO replayed, refusal
+    FROM (
+      SELECT stored.place,
+        stored.kind = coalesce(p_kinds[stored.place], p_kinds[1])
+        AND stored.fingerprint = coalesce(p_fingerprints[stored.place], p_fingerprints[1])
+        AND stored.queue = coalesce(p_queues[stored.place], p_queues[1]) AS same
+      FROM (
+        SELECT array_position(p_ids, job.id) AS place, job.kind, job.fingerprint, job.queue
+        FROM {schema}.headgate_job AS job
+        WHERE job.id = ANY (p_ids)
+      ) AS stored
+    ) AS found;
+    IF refusal[2] IS NOT NULL THEN
+      RETURN refusal;
+    END IF;
+    IF cardinality(replayed) > known THEN
+      known := cardinality(replayed);
+      vain := 0;
+    END IF;
+    kept := ARRAY(
+      SELECT place FROM generate_series(1, n) AS place WHERE replayed IS NULL OR place <> ALL (replayed));
+    IF kept = ARRAY[]::integer[] THEN
+      RETURN NULL;
+    END IF;
+
+    -- Quarantine.
+    SELECT ARRAY['quarantine', coalesce(p_fingerprints[min(place)], p_fingerprints[1])] INTO refusal
+    FROM unnest(kept) AS place
+    WHERE EXISTS (
+      SELECT FROM {schema}.headgate_quarantine AS quarantine
+      WHERE quarantine.fingerprint = coalesce(p_fingerprints[place], p_fingerprints[1]))
+    HAVING count(*) > 0;
+    IF FOUND THEN
+      RETURN refusal;
+    END IF;
+
+    -- Limits of the queues. The lock comes in an earlier statement than the reading: a statement that did both would
+    -- count on the snapshot from before its wait, and let too many in.
+    IF EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = ANY (p_queues)) THEN
+      IF p_own THEN
+        PERFORM FROM {schema}.headgate_enqueue_policy AS policy
+        WHERE policy.queue = ANY (ARRAY(SELECT coalesce(p_queues[place], p_queues[1]) FROM unnest(kept) AS place))
+        ORDER BY policy.queue
+        FOR UPDATE;
+      END IF;
+      SELECT ARRAY['backpressure', depth.queue, depth.max_jobs::text, depth.current::text, depth.incoming::text]
+      INTO refusal
+      FROM (
+        SELECT demand.queue COLLATE "C" AS queue, demand.incoming,
+          (SELECT policy.max_unfinished_jobs FROM {schema}.headgate_enqueue_policy AS policy
+            WHERE policy.queue = demand.queue) AS max_jobs,
+          greatest(0,
+            coalesce((SELECT unfinished.jobs FROM {schema}.headgate_unfinished AS unfinished
+              WHERE unfinished.queue = demand.queue), 0)
+            + coalesce((SELECT sum(tally.unfinished) FROM {schema}.headgate_tally AS tally
+              WHERE tally.queue = demand.queue), 0)) AS current
+        FROM (
+          SELECT coalesce(p_queues[place], p_queues[1]) AS queue, count(*) AS incoming
+          FROM unnest(kept) AS place
+          GROUP BY 1
+        ) AS demand
+      ) AS depth
+      WHERE depth.current + depth.incoming > depth.max_jobs
+      ORDER BY depth.queue
+      LIMIT 1;
+      IF FOUND THEN
+        RETURN refusal;
+      END IF;
+    END IF;
+
+    now_ms := {schema}.headgate_now_ms();
+
+    -- Unique keys: held by a stored job, or by an earlier one of this batch.
+    IF p_unique_keys IS NOT NULL THEN
+      SELECT held.holder_id, held.throttled INTO holder_id, throttled
+      FROM (
+        SELECT keyed.place, keyed.throttled,
+          coalesce(
+            CASE WHEN keyed.throttled
+              THEN (SELECT throttle.job_id FROM {schema}.headgate_throttle AS throttle
+                WHERE throttle.unique_key = keyed.unique_key AND throttle.expires_at_ms > now_ms)
+              ELSE (SELECT job.id FROM {schema}.headgate_job AS job
+                WHERE job.unique_key = keyed.unique_key
+                  AND job.state IN ('pending', 'scheduled', 'available', 'running', 'retryable'))
+            END,
+            lag(p_ids[keyed.place]) OVER (PARTITION BY keyed.unique_key, keyed.throttled ORDER BY keyed.place)
+          ) AS holder_id
+        FROM (
+          SELECT place, p_unique_keys[place] AS unique_key,
+            coalesce(p_unique_windows_ms[place], p_unique_windows_ms[1]) > 0 AS throttled
+          FROM unnest(kept) AS place
+          WHERE p_unique_keys[place] IS NOT NULL
+        ) AS keyed
+      ) AS held
+      WHERE held.holder_id IS NOT NULL
+      ORDER BY held.place
+      LIMIT 1;
+      IF FOUND THEN
+        IF p_replace = 0 AND p_debounce_ms = 0 THEN
+          RETURN ARRAY['duplicate', holder_id, 'false'];
+        END IF;
+        replaced := {schema}.headgate_replace_holder(
+          holder_id, throttled, p_replace, p_debounce_ms, p_delay_ms[1], p_scheduled_at_ms[1], p_schema_versions[1],
+          p_payloads[1], p_fingerprints[1], p_priorities[1], p_max_attempts[1], p_tags);
+        IF replaced IS NOT NULL THEN
+          RETURN ARRAY['duplicate', holder_id, replaced::text];
+        END IF;
+        vain := vain + 1;
+        IF vain > max_vain THEN
+          RETURN ARRAY['unsettled'];
+        END IF;
+        CONTINUE;
+      END IF;
+    END IF;
+
+    -- Rows get their numbers in the order of the batch, whatever the order of the inserts.
+    seqs := ARRAY(
+      SELECT CASE WHEN replayed IS NULL OR place <> ALL (replayed) THEN nextval(generator.oid) END
+      FROM generate_series(1, n) AS place,
+        (SELECT sequence.tableoid::regclass AS oid FROM {schema}.headgate_job_seq_seq AS sequence) AS generator);
+    BEGIN
+      IF p_unique_windows_ms IS NOT NULL THEN
+        WITH claimed AS (
+          INSERT INTO {schema}.headgate_throttle AS throttle (unique_key, job_id, expires_at_ms)
+          SELECT keyed.unique_key, p_ids[keyed.place], now_ms + keyed.window_ms
+          FROM (
+            SELECT place, p_unique_keys[place] AS unique_key,
+              coalesce(p_unique_windows_ms[place], p_unique_windows_ms[1]) AS window_ms
+            FROM unnest(kept) AS place
+          ) AS keyed
+          WHERE keyed.unique_key IS NOT NULL AND keyed.window_ms > 0
+          ORDER BY keyed.unique_key
+          ON CONFLICT (unique_key) DO UPDATE
+          SET job_id = excluded.job_id, expires_at_ms = excluded.expires_at_ms
+          WHERE throttle.expires_at_ms <= now_ms
+          RETURNING 1
+        )
+        SELECT count(*) INTO taken FROM claimed;
+        IF taken < (
+          SELECT count(*) FROM unnest(kept) AS place
+          WHERE p_unique_keys[place] IS NOT NULL
+            AND coalesce(p_unique_windows_ms[place], p_unique_windows_ms[1]) > 0)
+        THEN
+          RAISE EXCEPTION USING ERRCODE = 'HG409', MESSAGE = 'a throttle key was taken meanwhile';
+        END IF;
+      END IF;
+
+      WITH ordered AS (
+        SELECT place,
+          CASE WHEN coalesce(p_unique_windows_ms[place], p_unique_windows_ms[1], 0) = 0
+            THEN p_unique_keys[place] END AS unique_key,
+          coalesce(p_queues[place], p_queues[1]) AS queue,
+          coalesce(p_partition_keys[place], p_partition_keys[1]) AS partition_key,
+          coalesce(p_rate_classes[place], p_rate_classes[1]) AS rate_class,
+          coalesce(p_sticky_workers[place], p_sticky_workers[1]) AS sticky_worker,
+          coalesce(p_lane_keys[place], p_lane_keys[1]) AS lane_key,
+          coalesce(p_pending[place], p_pending[1]) AS pending,
+          CASE
+            WHEN p_debounce_ms > 0 THEN now_ms + p_debounce_ms
+            WHEN coalesce(p_delay_ms[place], p_delay_ms[1]) > 0
+              THEN now_ms + coalesce(p_delay_ms[place], p_delay_ms[1])
+            ELSE coalesce(nullif(coalesce(p_scheduled_at_ms[place], p_scheduled_at_ms[1]), 0), now_ms)
+          END AS scheduled_at_ms
+        FROM unnest(kept) AS place
+        ORDER BY 2 NULLS LAST, p_ids[place] COLLATE "C"
+      ),
+      inserted AS (
+        INSERT INTO {schema}.headgate_job (
+          seq, id, kind, schema_version, payload, queue, partition_key, rate_class, sticky_worker, lane_key, weight,
+          fingerprint, priority, state, max_attempts, enqueued_at_ms, scheduled_at_ms, timeout_ms, deadline_ms,
+          retention_ms, unique_key, unique_states, periodic_schedule_id, periodic_tick_ms, headers)
+        OVERRIDING SYSTEM VALUE
+        SELECT seqs[place], p_ids[place],
+          coalesce(p_kinds[place], p_kinds[1]),
+          coalesce(p_schema_versions[place], p_schema_versions[1]),
+          coalesce(p_payloads[place], p_payloads[1]),
+          ordered.queue, ordered.partition_key, ordered.rate_class, ordered.sticky_worker, ordered.lane_key,
+          coalesce(p_weights[place], p_weights[1]),
+          coalesce(p_fingerprints[place], p_fingerprints[1]),
+          coalesce(p_priorities[place], p_priorities[1]),
+          CASE
+            WHEN ordered.pending THEN 'pending'
+            WHEN ordered.scheduled_at_ms > now_ms THEN 'scheduled'
+            ELSE 'available'
+          END,
+          coalesce(p_max_attempts[place], p_max_attempts[1]),
+          now_ms, ordered.scheduled_at_ms,
+          coalesce(p_timeout_ms[place], p_timeout_ms[1]),
+          CASE WHEN coalesce(p_deadline_in_ms[place], p_deadline_in_ms[1]) > 0
+            THEN now_ms + coalesce(p_deadline_in_ms[place], p_deadline_in_ms[1])
+            ELSE coalesce(p_deadline_ms[place], p_deadline_ms[1]) END,
+          coalesce(p_retention_ms[place], p_retention_ms[1]),
+          ordered.unique_key,
+          coalesce(p_unique_states[place], p_unique_states[1]),
+          coalesce(p_periodic_schedule_ids[place], p_periodic_schedule_ids[1]),
+          coalesce(p_periodic_ticks_ms[place], p_periodic_ticks_ms[1]),
+          coalesce(p_headers[place], p_headers[1])::jsonb
+        FROM ordered
+        ON CONFLICT DO NOTHING
+        RETURNING queue, partition_key, rate_class, sticky_worker, lane_key, state
+      ),
+      listed AS (
+        INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key, n)
+        SELECT inserted.queue, 'r', inserted.partition_key, inserted.rate_class, inserted.sticky_worker,
+          inserted.lane_key, count(*)
+        FROM inserted
+        WHERE inserted.state = 'available'
+        GROUP BY inserted.queue, inserted.partition_key, inserted.rate_class, inserted.sticky_worker,
+          inserted.lane_key
+      ),
+      counted AS (
+        INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+        SELECT inserted.queue, inserted.partition_key, now_ms - mod(now_ms, 60000), count(*), count(*), 0
+        FROM inserted
+        GROUP BY inserted.queue, inserted.partition_key
+      )
+      SELECT count(*) INTO taken FROM inserted;
+      IF taken < cardinality(kept) THEN
+        -- Without a unique key it was the id.
+        SELECT p_ids[min(place)] INTO lost
+        FROM unnest(kept) AS place
+        WHERE p_unique_keys[place] IS NULL
+          AND NOT EXISTS (SELECT FROM {schema}.headgate_job AS job WHERE job.seq = seqs[place]);
+        RAISE EXCEPTION USING ERRCODE = 'HG409', MESSAGE = 'an id or a unique key was taken meanwhile';
+      END IF;
+
+      IF p_tags IS NOT NULL THEN
+        INSERT INTO {schema}.headgate_job_tag (job_seq, tag)
+        SELECT seqs[label.place], label.tag
+        FROM unnest(p_tag_places, p_tags) AS label (place, tag)
+        WHERE seqs[label.place] IS NOT NULL;
+      END IF;
+      RETURN NULL;
+    EXCEPTION WHEN SQLSTATE 'HG409' THEN
+      -- Whoever took it has committed, so it is found now, unless it is gone again already. What is taken again and
+      -- again and never found cannot be compared.
+      vain := vain + 1;
+      IF lost IS NOT NULL AND vain > 1 THEN
+        RETURN ARRAY['id_conflict', lost];
+      ELSIF vain > max_vain THEN
+        RETURN ARRAY['unsettled'];
+      END IF;
+    END;
+  END LOOP;
+END $$;
+
+-- Take in one plain job: the quick road, while nothing stands in its way. Whatever does is judged by headgate_enqueue,
+-- which also serves the rarer wishes: throttle keys, replacement, debounce, periodic origin, pending.
+-- Arguments, returns and locks as above.
+CREATE FUNCTION {schema}.headgate_enqueue_one(
+  p_id text, p_kind text, p_schema_version integer, p_payload bytea, p_queue text, p_partition_key text,
+  p_rate_class text, p_sticky_worker text, p_lane_key bigint, p_weight integer, p_fingerprint text,
+  p_priority integer, p_max_attempts integer, p_scheduled_at_ms bigint, p_delay_ms bigint, p_timeout_ms bigint,
+  p_deadline_ms bigint, p_deadline_in_ms bigint, p_retention_ms bigint, p_unique_key bytea, p_headers text,
+  p_tags text[], p_own boolean)
+  RETURNS text[]
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  now_ms CONSTANT bigint := {schema}.headgate_now_ms();
+  due_at_ms CONSTANT bigint := CASE
+    WHEN p_delay_ms > 0 THEN now_ms + p_delay_ms WHEN p_scheduled_at_ms = 0 THEN now_ms ELSE p_scheduled_at_ms END;
+BEGIN
+  -- The look-ups come before the insert, which would wait for a transaction that is about to finish the holder.
+  INSERT INTO {schema}.headgate_job (
+    id, kind, schema_version, payload, queue, partition_key, rate_class, sticky_worker, lane_key, weight, fingerprint,
+    priority, state, max_attempts, enqueued_at_ms, scheduled_at_ms, timeout_ms, deadline_ms, retention_ms, unique_key,
+    unique_states, periodic_schedule_id, periodic_tick_ms, headers)
+  SELECT p_id, p_kind, p_schema_version, p_payload, p_queue, p_partition_key, p_rate_class, p_sticky_worker,
+    p_lane_key, p_weight, p_fingerprint, p_priority, CASE WHEN due_at_ms > now_ms THEN 'scheduled' ELSE 'available' END,
+    p_max_attempts, now_ms, due_at_ms, p_timeout_ms,
+    CASE WHEN p_deadline_in_ms > 0 THEN now_ms + p_deadline_in_ms ELSE p_deadline_ms END,
+    p_retention_ms, p_unique_key, 0, '', 0, p_headers::jsonb
+  WHERE NOT EXISTS (SELECT FROM {schema}.headgate_job AS job WHERE job.id = p_id)
+    AND NOT EXISTS (
+      SELECT FROM {schema}.headgate_quarantine AS quarantine WHERE quarantine.fingerprint = p_fingerprint)
+    AND NOT EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = p_queue)
+    AND NOT EXISTS (
+      SELECT FROM {schema}.headgate_job AS job
+      WHERE job.unique_key = p_unique_key
+        AND job.state IN ('pending', 'scheduled', 'available', 'running', 'retryable'))
+  ON CONFLICT DO NOTHING;
+  IF NOT FOUND THEN
+    RETURN {schema}.headgate_enqueue(
+      ARRAY[p_id], ARRAY[p_kind], ARRAY[p_schema_version], ARRAY[p_payload], ARRAY[p_queue], ARRAY[p_partition_key],
+      ARRAY[p_rate_class], ARRAY[p_sticky_worker], ARRAY[p_lane_key], ARRAY[p_weight], ARRAY[p_fingerprint],
+      ARRAY[p_priority], ARRAY[p_max_attempts], ARRAY[p_scheduled_at_ms], ARRAY[p_delay_ms], ARRAY[false],
+      ARRAY[p_timeout_ms], ARRAY[p_deadline_ms], ARRAY[p_deadline_in_ms], ARRAY[p_retention_ms],
+      ARRAY[p_unique_key], ARRAY[0], ARRAY[''], ARRAY[0], ARRAY[p_headers],
+      CASE WHEN p_tags IS NOT NULL THEN array_fill(1, ARRAY[cardinality(p_tags)]) END, p_tags, NULL, 0, 0, p_own);
+  END IF;
+  IF due_at_ms <= now_ms THEN
+    INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key, n)
+    VALUES (p_queue, 'r', p_partition_key, p_rate_class, p_sticky_worker, p_lane_key, 1);
+  END IF;
+  INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+  VALUES (p_queue, p_partition_key, now_ms - mod(now_ms, 60000), 1, 1, 0);
+  IF p_tags IS NOT NULL THEN
+    INSERT INTO {schema}.headgate_job_tag (job_seq, tag)
+    SELECT job.seq, unnest(p_tags) FROM {schema}.headgate_job AS job WHERE job.id = p_id;
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- Wake workers that sleep on a queue where work may run now, whoever made it so.
+--
+-- Deferred to the commit, because a transaction may stay open long after its enqueue and workers may fall asleep
+-- meanwhile. A transaction that notifies takes a lock of the whole server while it commits, so nobody is notified
+-- unless a worker sleeps, or none ever came to the queue. Equal notifications of one transaction are sent once.
+CREATE FUNCTION {schema}.headgate_wake() RETURNS trigger
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+  AS $$
+BEGIN
+  IF EXISTS (SELECT FROM {schema}.headgate_sleeper AS sleeper WHERE sleeper.queue = NEW.queue)
+    OR NOT EXISTS (
+      SELECT FROM {schema}.headgate_queue AS queue WHERE queue.queue = NEW.queue AND queue.round > 0)
+  THEN
+    PERFORM pg_notify(
+      CASE TG_TABLE_SCHEMA
+        WHEN 'headgate' THEN 'headgate_wakeup'
+        ELSE 'headgate_wakeup_' || left(encode(sha256(convert_to(TG_TABLE_SCHEMA, 'UTF8')), 'hex'), 16)
+      END,
+      NEW.queue);
+  END IF;
+  RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER headgate_inbox_wake
+  AFTER INSERT ON {schema}.headgate_inbox
+  DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.kind IN ('r', 'o'))
+  EXECUTE FUNCTION {schema}.headgate_wake();
+
+CREATE CONSTRAINT TRIGGER headgate_queue_wake
+  AFTER UPDATE OF paused ON {schema}.headgate_queue
+  DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (OLD.paused AND NOT NEW.paused)
+  EXECUTE FUNCTION {schema}.headgate_wake();

@@ -1,0 +1,1455 @@
+-- Decide which jobs a worker may run, claim and lease them.
+--
+-- Arguments: the request; then the constants of policy: lanes of a window at most, and beside two per share; windows a
+--            call; deficit cap in quanta; ledger lag in decisions; appended rows folded per queue; rows passed over;
+--            waiting time for a lock, and the longest pause to ask for after it ran out, in milliseconds.
+-- Rows:      headgate_admission.
+-- Locks:     queues; rate classes of the window and of what was folded; job rows with SKIP LOCKED.
+--
+-- Arrays by prefix: q queues, g groups, l lanes, p partitions, k rate classes that have a row, b their budgets, e
+-- ceilings, c candidates in the order of the merge (a weight below 0 says quarantined), d decisions, t lanes that must
+-- be written. l_queue, l_part, c_lane and the like hold positions in the other arrays. n is what was just read, f what
+-- to draw next. The main loop reads lanes, draws jobs of them and decides, until one of the three has to be done again.
+CREATE FUNCTION {schema}.headgate_admit(
+  p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
+  p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
+  p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer)
+  RETURNS SETOF {schema}.headgate_admission
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  facts {schema}.headgate_admission;
+  v_keys bigint[];
+  v_key bigint;
+  v_now bigint;
+
+  nq integer;
+  q_name text[];
+  q_weight bigint[];
+  q_dispatch bigint[];
+  q_round bigint[];
+  q_inflight bigint[];
+  q_freed bigint[];
+  q_decided integer[];
+  q_claimed integer[];
+  q_relieved integer[];
+  q_part_cap integer[];
+  q_cap integer[];
+  q_need integer[];
+  q_quantum integer[];
+  q_pos integer[];
+  q_end integer[];
+  v_sights integer;
+  v_has_closed boolean;
+  v_has_quarantine boolean;
+  v_sleeps boolean;
+  v_closed_any boolean := false;
+  v_top_count bigint;
+  v_top_weight bigint;
+
+  v_freed_class text[] := ARRAY[]::text[];
+  v_freed_n bigint[] := ARRAY[]::bigint[];
+  v_skip text[] := ARRAY[]::text[];
+  v_wanted text[];
+  v_locked text[];
+  v_first_lock boolean := true;
+
+  v_window integer;
+  v_draws integer := 1;
+  v_reading boolean := true;
+  v_merge boolean := false;
+  v_fresh boolean := false;
+  v_draw boolean := false;
+  v_sized boolean := false;
+  v_slack boolean := false;
+  v_blocked boolean := false;
+  v_groups integer;
+  v_crowd boolean;
+  v_any boolean;
+
+  g_queue integer[];
+  g_class text[];
+  g_sticky text[];
+  g_tid tid[];
+  g_chunk integer[];
+  v_paused text[];
+  v_crowded text[];
+  v_short integer[];
+
+  n_queue integer[];
+  n_tid tid[];
+  n_key bigint[];
+  n_partition text[];
+  n_class text[];
+  n_sticky text[];
+  n_round bigint[];
+  n_part integer[];
+  n_part_tid tid[];
+  n_deficit bigint[];
+  n_inflight bigint[];
+  n_override integer[];
+  n_lane integer[];
+  n_k integer[];
+  v_repeats boolean;
+  v_before bigint;
+  n_group integer[];
+  n_row text[];
+  v_hit integer;
+  v_busy boolean := false;
+  v_wrong boolean;
+  n_noisy integer[];
+
+  nl integer := 0;
+  l_queue integer[];
+  l_tid tid[] := ARRAY[]::tid[];
+  l_key bigint[];
+  l_partition text[];
+  l_class_name text[];
+  l_sticky text[];
+  l_round bigint[];
+  l_part integer[];
+  l_class integer[];
+  l_limit integer[];
+  l_used integer[];
+  l_closed boolean[];
+  l_full boolean[];
+  l_gone boolean[];
+  l_touched boolean[];
+  v_gone integer[];
+
+  np integer := 0;
+  p_queue integer[];
+  p_tid tid[] := ARRAY[]::tid[];
+  p_key text[];
+  p_deficit bigint[];
+  p_inflight bigint[];
+  p_override integer[];
+  p_noisy integer[];
+  p_taken integer[];
+  p_claimed integer[];
+  p_relieved integer[];
+  p_closed boolean[];
+  p_live boolean[];
+  p_empty boolean[];
+
+  nk integer := 0;
+  k_name text[] := ARRAY[]::text[];
+  k_tid tid[] := ARRAY[]::tid[];
+  k_stored bigint[] := ARRAY[]::bigint[];
+  k_inflight bigint[] := ARRAY[]::bigint[];
+  k_claimed integer[] := ARRAY[]::integer[];
+  k_relieved integer[];
+  k_closed boolean[] := ARRAY[]::boolean[];
+  k_from integer[] := ARRAY[]::integer[];
+  k_to integer[] := ARRAY[]::integer[];
+
+  nb integer := 0;
+  b_tid tid[] := ARRAY[]::tid[];
+  b_limit bigint[] := ARRAY[]::bigint[];
+  b_window bigint[] := ARRAY[]::bigint[];
+  b_burst bigint[] := ARRAY[]::bigint[];
+  b_units bigint[] := ARRAY[]::bigint[];
+  b_at bigint[] := ARRAY[]::bigint[];
+  b_charged boolean[] := ARRAY[]::boolean[];
+
+  ne integer := 0;
+  e_scope text[] := ARRAY[]::text[];
+  e_queue integer[] := ARRAY[]::integer[];
+  e_class integer[] := ARRAY[]::integer[];
+  e_max integer[] := ARRAY[]::integer[];
+  e_action integer[] := ARRAY[]::integer[];
+
+  nc integer := 0;
+  c_lane integer[];
+  c_seq bigint[];
+  c_tid tid[];
+  c_priority integer[];
+  c_at bigint[];
+  c_weight bigint[];
+  c_done boolean[];
+  f_lane integer[];
+  f_limit integer[];
+  f_key bigint[];
+  f_queue integer[];
+  f_partition text[];
+  f_class text[];
+  f_sticky text[];
+  f_priority integer := 2147483647;
+  f_at bigint := -1;
+  f_seq bigint := -1;
+
+  nd integer := 0;
+  d_seq bigint[] := ARRAY[]::bigint[];
+  d_tid tid[] := ARRAY[]::tid[];
+  d_lane integer[] := ARRAY[]::integer[];
+  d_weight bigint[] := ARRAY[]::bigint[];
+  d_charge integer[] := ARRAY[]::integer[];
+  d_action integer[] := ARRAY[]::integer[];
+  v_claims integer := 0;
+  v_passed bigint[] := ARRAY[]::bigint[];
+  v_victims bigint[];
+  v_victim record;
+  v_lost integer[];
+
+  nt integer := 0;
+  t_lane integer[] := ARRAY[]::integer[];
+  t_ready boolean[];
+  t_left boolean[];
+  x_part integer[];
+
+  i integer;
+  j integer;
+  qi integer;
+  li integer;
+  pi integer;
+  ki integer;
+  w bigint;
+  v_action integer;
+  v_occupied bigint;
+  v_oversize boolean;
+  v_fits boolean;
+  v_wait bigint;
+  v_count integer;
+BEGIN
+  facts.ordinal := 0;
+  facts.refused_rate_class := 0;
+  facts.refused_concurrency_limit := 0;
+  facts.refused_fairness := 0;
+  facts.refused_quarantine := 0;
+  facts.passed_over := v_passed;
+  IF p_capacity = 0 OR cardinality(p_queues) = 0 THEN
+    RETURN NEXT facts;
+    RETURN;
+  END IF;
+
+  -- Only a waiter pays for the sub-transaction that the time-out needs.
+  v_keys := ARRAY[{schema}.headgate_queue_key(p_queues[1])];
+  IF cardinality(p_queues) > 1 THEN
+    v_keys := ARRAY (
+      SELECT DISTINCT {schema}.headgate_queue_key(wanted.queue) FROM unnest(p_queues) AS wanted (queue) ORDER BY 1);
+  END IF;
+  FOREACH v_key IN ARRAY v_keys LOOP
+    IF NOT pg_try_advisory_xact_lock(v_key) THEN
+      BEGIN
+        PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
+        PERFORM pg_advisory_xact_lock(v_key);
+      EXCEPTION WHEN lock_not_available THEN
+        facts.retry_after_ms := 1 + floor(random() * p_busy_ms);
+        RETURN NEXT facts;
+        RETURN;
+      END;
+    END IF;
+  END LOOP;
+
+  SELECT array_agg(found.name), array_agg(found.weight), array_agg(found.dispatch_count), array_agg(found.round),
+    array_agg(found.inflight), bit_or(found.sights), (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) IS TRUE
+  INTO q_name, q_weight, q_dispatch, q_round, q_inflight, v_sights, v_has_quarantine
+  FROM (
+    SELECT wanted.name, coalesce(queue.weight, 1) AS weight, coalesce(queue.dispatch_count, 0) AS dispatch_count,
+      coalesce(queue.round, 0) AS round, coalesce(queue.inflight, 0) AS inflight,
+      coalesce((SELECT 1 FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = wanted.name LIMIT 1), 0)
+      + coalesce((SELECT 2 FROM {schema}.headgate_lane_group AS lane_group
+        WHERE lane_group.queue = wanted.name AND NOT lane_group.open LIMIT 1), 0)
+      + coalesce((SELECT 4 FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = wanted.name LIMIT 1), 0)
+      + coalesce((SELECT 8 FROM {schema}.headgate_sleeper AS sleeper
+        WHERE sleeper.queue = wanted.name AND sleeper.worker = p_worker LIMIT 1), 0) AS sights
+    FROM unnest(p_queues) WITH ORDINALITY AS wanted (name, place)
+    LEFT JOIN LATERAL (
+      SELECT known.paused, known.weight, known.dispatch_count, known.round, known.inflight
+      FROM {schema}.headgate_queue AS known
+      WHERE known.queue = wanted.name
+      LIMIT 1
+    ) AS queue ON true
+    WHERE queue.paused IS NOT TRUE
+    ORDER BY wanted.place
+  ) AS found;
+  nq := coalesce(cardinality(q_name), 0);
+  v_has_closed := v_sights & 2 > 0;
+  v_sleeps := v_sights & 8 > 0;
+  q_decided := array_fill(0, ARRAY[nq]);
+  q_claimed := q_decided;
+  q_cap := array_fill(NULL::integer, ARRAY[nq]);
+  q_part_cap := q_cap;
+
+  IF v_sights & 1 > 0 THEN
+    SELECT fold.freed, coalesce(fold.classes, v_freed_class), coalesce(fold.class_freed, v_freed_n)
+    INTO q_freed, v_freed_class, v_freed_n
+    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_sights & 4 > 0) AS fold;
+  END IF;
+  v_now := {schema}.headgate_now_ms();
+  IF v_has_closed THEN
+    UPDATE {schema}.headgate_lane_group AS lane_group
+    SET open = true, open_at_ms = NULL
+    WHERE lane_group.ctid = ANY (ARRAY (
+      SELECT due.tid
+      FROM unnest(q_name) AS wanted (queue)
+      CROSS JOIN LATERAL (
+        SELECT closed.ctid AS tid
+        FROM {schema}.headgate_lane_group AS closed
+        WHERE closed.queue = wanted.queue AND NOT closed.open AND closed.open_at_ms <= v_now
+        ORDER BY closed.open_at_ms
+        LIMIT p_fold_max
+      ) AS due));
+  END IF;
+  IF v_sights & 4 > 0 THEN
+    SELECT array_agg(ceiling.scope), array_agg(ceiling.place), array_agg(ceiling.max_concurrent),
+      array_agg(ceiling.action), array_agg(0), count(*)
+    INTO e_scope, e_queue, e_max, e_action, e_class, ne
+    FROM (
+      SELECT known.scope, wanted.place::integer, known.max_concurrent,
+        CASE known.on_saturated WHEN 'cancel_running' THEN 1 WHEN 'cancel_incoming' THEN 2 WHEN 'discard' THEN 3 ELSE 4
+        END AS action
+      FROM unnest(q_name) WITH ORDINALITY AS wanted (queue, place)
+      CROSS JOIN LATERAL (
+        SELECT ceiling.scope, ceiling.max_concurrent, ceiling.on_saturated
+        FROM {schema}.headgate_ceiling AS ceiling
+        WHERE ceiling.queue = wanted.queue
+        OFFSET 0
+      ) AS known
+    ) AS ceiling;
+  END IF;
+
+  -- The ledger: a queue that was idle is at most the lag behind the one that was served most.
+  v_count := least(p_capacity, greatest(p_quantum, 1));
+  v_window := least(p_window_max, 2 * ((p_capacity + v_count - 1) / v_count) + p_window_spare);
+  q_need := array_fill(v_window, ARRAY[nq]);
+  q_quantum := array_fill(p_quantum, ARRAY[nq]);
+  q_pos := array_fill(1, ARRAY[nq]);
+  q_end := array_fill(0, ARRAY[nq]);
+  IF nq > 1 THEN
+    v_top_count := 0;
+    v_top_weight := 1;
+    FOR qi IN 1..nq LOOP
+      IF q_dispatch[qi]::numeric * v_top_weight > v_top_count::numeric * q_weight[qi] THEN
+        v_top_count := q_dispatch[qi];
+        v_top_weight := q_weight[qi];
+      END IF;
+    END LOOP;
+    FOR qi IN 1..nq LOOP
+      q_dispatch[qi] := greatest(
+        q_dispatch[qi], div(v_top_count::numeric * q_weight[qi], v_top_weight)::bigint - p_ledger_lag);
+    END LOOP;
+  END IF;
+  FOR qi IN 1..nq LOOP
+    q_inflight[qi] := greatest(0, q_inflight[qi] - coalesce(q_freed[qi], 0));
+  END LOOP;
+  FOR i IN 1..ne LOOP
+    IF e_action[i] = 4 AND e_scope[i] = 'partition' THEN
+      q_part_cap[e_queue[i]] := least(q_part_cap[e_queue[i]], e_max[i]);
+    ELSIF e_action[i] = 4 THEN
+      q_cap[e_queue[i]] := least(q_cap[e_queue[i]], e_max[i]);
+    END IF;
+  END LOOP;
+  FOR qi IN 1..nq LOOP
+    IF q_inflight[qi] >= q_cap[qi] THEN
+      q_need[qi] := 0;
+    END IF;
+  END LOOP;
+
+  <<main>>
+  WHILE nq > 0 LOOP
+    IF v_reading THEN
+      -- Groups of lanes, least recently served first.
+      n_tid := NULL;
+      n_row := NULL;
+      SELECT array_agg(g.place), array_agg(g.rate_class), array_agg(g.sticky_worker), array_agg(g.tid),
+        bool_or(g.rate_class <> '')
+      INTO g_queue, g_class, g_sticky, g_tid, v_any
+      FROM (
+        SELECT wanted.place::integer, picked.tid, picked.rate_class, picked.sticky_worker
+        FROM unnest(q_name, q_need) WITH ORDINALITY AS wanted (queue, need, place)
+        CROSS JOIN LATERAL (
+          SELECT either.tid, either.rate_class, either.sticky_worker
+          FROM (
+            (SELECT free.ctid AS tid, free.rate_class, free.sticky_worker, free.head_round, free.head_partition
+             FROM {schema}.headgate_lane_group AS free
+             WHERE free.queue = wanted.queue AND free.sticky_worker = '' AND free.open AND free.head_round IS NOT NULL
+               AND free.rate_class <> ALL (v_skip)
+             ORDER BY free.head_round, free.head_partition, free.rate_class
+             LIMIT v_window)
+            UNION ALL
+            (SELECT own.ctid AS tid, own.rate_class, own.sticky_worker, own.head_round, own.head_partition
+             FROM {schema}.headgate_lane_group AS own
+             WHERE own.queue = wanted.queue AND own.sticky_worker = p_worker AND own.open
+               AND own.head_round IS NOT NULL AND own.rate_class <> ALL (v_skip) AND p_worker <> ''
+             ORDER BY own.head_round, own.head_partition, own.rate_class
+             LIMIT v_window)
+          ) AS either
+          ORDER BY either.head_round, either.head_partition, either.rate_class, either.sticky_worker
+          LIMIT v_window
+        ) AS picked
+        WHERE wanted.need > 0
+      ) AS g;
+      IF v_any THEN
+        -- Paused classes are closed; those that a ceiling of their own fills are left out of this call.
+        SELECT array_agg(class.name), array_agg(class.name) FILTER (WHERE class.paused),
+          array_agg(class.name) FILTER (WHERE class.crowded)
+        INTO n_row, v_paused, v_crowded
+        FROM (
+          SELECT known.name, known.paused OR known.paused_until_ms > v_now AS paused,
+            ceiling.max_concurrent <= known.inflight
+              - coalesce(v_freed_n[array_position(v_freed_class, known.name)], 0)
+              - CASE WHEN ceiling.max_concurrent IS NULL THEN 0 ELSE {schema}.headgate_unfolded(known.name) END
+              + coalesce(k_claimed[array_position(k_name, known.name)], 0) AS crowded
+          FROM {schema}.headgate_rate_class AS known
+          LEFT JOIN LATERAL (
+            SELECT ceiling.max_concurrent
+            FROM {schema}.headgate_ceiling AS ceiling
+            WHERE ceiling.queue = '' AND ceiling.rate_class = known.name AND ceiling.on_saturated = 'queue'
+            ORDER BY ceiling.max_concurrent
+            LIMIT 1
+          ) AS ceiling ON true
+          WHERE known.name = ANY (g_class)
+        ) AS class;
+        IF v_paused IS NOT NULL OR v_crowded IS NOT NULL THEN
+          v_skip := v_skip || v_crowded;
+          v_closed_any := v_closed_any OR v_paused IS NOT NULL;
+          PERFORM {schema}.headgate_close_class(
+            q_name, class.name, CASE WHEN NOT class.paused THEN class.paused_until_ms END)
+          FROM {schema}.headgate_rate_class AS class
+          WHERE class.name = ANY (v_paused);
+          CONTINUE main;
+        END IF;
+      END IF;
+      v_groups := coalesce(cardinality(g_tid), 0);
+      v_crowd := v_groups >= v_window;
+      g_chunk := q_need;
+      IF v_groups > 1 THEN
+        g_chunk := ARRAY (
+          SELECT least(q_need[g.place], (q_need[g.place] + g.groups - 1) / g.groups + 1)
+          FROM (
+            SELECT known.place, known.nth, count(*) OVER (PARTITION BY known.place)::integer AS groups
+            FROM unnest(g_queue) WITH ORDINALITY AS known (place, nth)
+          ) AS g
+          ORDER BY g.nth);
+      ELSIF v_groups = 1 THEN
+        g_chunk := ARRAY[q_need[g_queue[1]]];
+      END IF;
+      IF v_crowd THEN
+        -- More groups than a window holds: their order counts, so the lower bounds must be the truth.
+        UPDATE {schema}.headgate_lane_group AS lane_group
+        SET head_round = truth.last_round, head_partition = truth.partition_key
+        FROM (
+          SELECT g.tid, head.last_round, head.partition_key
+          FROM unnest(g_tid, g_queue, g_class, g_sticky) AS g (tid, place, rate_class, sticky_worker)
+          LEFT JOIN LATERAL (
+            SELECT lane.last_round, lane.partition_key
+            FROM {schema}.headgate_lane AS lane
+            WHERE lane.queue = q_name[g.place] AND lane.rate_class = g.rate_class
+              AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
+            ORDER BY lane.last_round, lane.partition_key
+            LIMIT 1
+          ) AS head ON true
+        ) AS truth
+        WHERE lane_group.ctid = truth.tid
+          AND (lane_group.head_round IS DISTINCT FROM truth.last_round
+            OR lane_group.head_partition IS DISTINCT FROM truth.partition_key);
+        IF FOUND THEN
+          CONTINUE main;
+        END IF;
+      END IF;
+
+      -- Lanes: a merge of the groups, a chunk of each at a time, with their partitions.
+      WHILE v_groups > 0 LOOP
+        SELECT array_agg(n.tid), array_agg(n.lane_key), array_agg(n.partition_key), array_agg(n.last_round),
+          array_agg(n.gi),
+          array_agg(n.part_tid), array_agg(n.deficit), array_agg(n.inflight), array_agg(n.quantum_override),
+          array_agg(n.lane), bool_or(n.inflight >= 2) OR v_busy, bool_or(n.repeats),
+          bool_or(n.is_wrong)
+        INTO n_tid, n_key, n_partition, n_round, n_group, n_part_tid, n_deficit, n_inflight, n_override, n_lane, v_busy,
+          v_repeats, v_wrong
+        FROM (
+          SELECT lane.*, (row_number() OVER in_order)::integer AS lane,
+            lag(lane.part_tid) OVER in_order IS NOT DISTINCT FROM lane.part_tid AS repeats,
+            lane.last_round <> lane.part_round OR lane.is_full AS is_wrong
+          FROM (
+            SELECT merged.*, part.tid AS part_tid, part.deficit, part.inflight, part.last_round AS part_round,
+              part.quantum_override,
+              coalesce(
+                part.inflight + coalesce(p_claimed[array_position(p_tid, part.tid)], 0) >= q_part_cap[merged.place],
+                false) AS is_full
+            FROM (
+              SELECT wanted.place::integer, picked.*
+              FROM unnest(q_name, q_need) WITH ORDINALITY AS wanted (queue, need, place)
+              CROSS JOIN LATERAL (
+                SELECT found.tid, found.lane_key, found.partition_key, g.rate_class, g.sticky_worker, found.last_round,
+                  g.gi::integer
+                FROM unnest(g_queue, g_class, g_sticky, g_chunk) WITH ORDINALITY
+                  AS g (place, rate_class, sticky_worker, chunk, gi)
+                CROSS JOIN LATERAL (
+                  SELECT lane.ctid AS tid, lane.lane_key, lane.partition_key, lane.last_round
+                  FROM {schema}.headgate_lane AS lane
+                  WHERE lane.queue = wanted.queue AND lane.rate_class = g.rate_class
+                    AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
+                    AND lane.ctid <> ALL (l_tid)
+                  ORDER BY lane.last_round, lane.partition_key
+                  LIMIT g.chunk
+                ) AS found
+                WHERE g.place = wanted.place
+                ORDER BY found.last_round, found.partition_key, g.rate_class, g.sticky_worker
+                LIMIT wanted.need
+              ) AS picked
+            ) AS merged
+            CROSS JOIN LATERAL (
+              SELECT found.ctid AS tid, found.deficit, found.inflight, found.last_round, found.quantum_override
+              FROM {schema}.headgate_partition AS found
+              WHERE found.queue = q_name[merged.place] AND found.partition_key = merged.partition_key
+              LIMIT 1
+            ) AS part
+          ) AS lane
+          WINDOW in_order AS (
+            ORDER BY lane.place, lane.last_round, lane.partition_key, lane.rate_class, lane.sticky_worker)
+          ORDER BY lane.place, lane.last_round, lane.partition_key, lane.rate_class, lane.sticky_worker
+        ) AS n;
+        EXIT WHEN v_groups = 1;
+        -- A chunk that was used up may hide lanes that come before those of other groups.
+        v_short := ARRAY (
+          SELECT hit.gi
+          FROM unnest(n_group) AS hit (gi)
+          GROUP BY hit.gi
+          HAVING count(*) >= g_chunk[hit.gi] AND g_chunk[hit.gi] < q_need[g_queue[hit.gi]]);
+        EXIT WHEN cardinality(v_short) = 0;
+        FOREACH i IN ARRAY v_short LOOP
+          g_chunk[i] := least(q_need[g_queue[i]], 4 * g_chunk[i]);
+        END LOOP;
+      END LOOP;
+      IF v_wrong THEN
+        -- The partition was served through another lane, or it is full: put the lane right and read again.
+        UPDATE {schema}.headgate_lane AS lane
+        SET last_round = wrong.last_round, parked = wrong.is_full
+        FROM (
+          SELECT n.tid, part.last_round,
+            coalesce(part.inflight + coalesce(p_claimed[array_position(p_tid, part.ctid)], 0)
+              >= q_part_cap[g_queue[n.gi]], false) AS is_full
+          FROM unnest(n_tid, n_part_tid, n_group, n_round) AS n (tid, part_tid, gi, last_round)
+          JOIN {schema}.headgate_partition AS part ON part.ctid = n.part_tid
+        ) AS wrong
+        WHERE lane.ctid = wrong.tid AND (wrong.is_full OR lane.last_round <> wrong.last_round);
+        CONTINUE main;
+      END IF;
+      v_hit := (n_tid IS NOT NULL)::integer;
+      IF v_groups = 1 AND v_hit = 1 THEN
+        n_queue := array_fill(g_queue[1], ARRAY[cardinality(n_tid)]);
+        n_class := array_fill(g_class[1], ARRAY[cardinality(n_tid)]);
+        n_sticky := array_fill(g_sticky[1], ARRAY[cardinality(n_tid)]);
+      ELSIF v_groups > 1 THEN
+        SELECT array_agg(g_queue[hit.gi]), array_agg(g_class[hit.gi]), array_agg(g_sticky[hit.gi])
+        INTO n_queue, n_class, n_sticky
+        FROM unnest(n_group) AS hit (gi);
+        v_hit := (SELECT count(DISTINCT hit.gi) FROM unnest(n_group) AS hit (gi));
+      END IF;
+      IF nl = 0 AND v_hit < v_groups AND coalesce(cardinality(n_tid), 0) < v_window THEN
+        -- Groups without a lane that can be picked need not be visited again.
+        UPDATE {schema}.headgate_lane_group AS lane_group
+        SET head_round = NULL, head_partition = NULL
+        WHERE lane_group.ctid = ANY (ARRAY (
+          SELECT g.tid
+          FROM unnest(g_tid, g_queue, g_class, g_sticky) AS g (tid, place, rate_class, sticky_worker)
+          LEFT JOIN LATERAL (
+            SELECT true AS found
+            FROM {schema}.headgate_lane AS lane
+            WHERE lane.queue = q_name[g.place] AND lane.rate_class = g.rate_class
+              AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
+            LIMIT 1
+          ) AS lane ON true
+          WHERE lane.found IS NULL));
+      END IF;
+
+      -- Rate classes, in order and all at once the first time; later ones only where nobody holds them.
+      v_wanted := NULL;
+      IF n_row IS NOT NULL THEN
+        v_wanted := ARRAY (
+          SELECT wanted.name
+          FROM unnest(n_row) AS wanted (name)
+          WHERE n_tid IS NOT NULL AND wanted.name = ANY (n_class));
+      END IF;
+      IF v_first_lock AND cardinality(v_freed_class) > 0 THEN
+        v_wanted := v_wanted || ARRAY (
+          SELECT class.name FROM {schema}.headgate_rate_class AS class WHERE class.name = ANY (v_freed_class));
+      END IF;
+      IF v_wanted IS NOT NULL THEN
+        v_wanted := ARRAY (
+          SELECT DISTINCT wanted.name FROM unnest(v_wanted) AS wanted (name) WHERE wanted.name <> ALL (k_name));
+      END IF;
+      IF cardinality(v_wanted) > 0 THEN
+        v_locked := NULL;
+        IF v_first_lock THEN
+          BEGIN
+            PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
+            v_locked := ARRAY (
+              SELECT class.name
+              FROM {schema}.headgate_rate_class AS class
+              WHERE class.name = ANY (v_wanted)
+              ORDER BY class.name
+              FOR NO KEY UPDATE);
+          EXCEPTION WHEN lock_not_available THEN
+            v_locked := NULL;
+          END;
+        END IF;
+        IF v_locked IS NULL THEN
+          v_locked := ARRAY (
+            SELECT class.name
+            FROM {schema}.headgate_rate_class AS class
+            WHERE class.name = ANY (v_wanted)
+            ORDER BY class.name
+            FOR NO KEY UPDATE SKIP LOCKED);
+          -- What left running must not get lost with a class that somebody else holds.
+          INSERT INTO {schema}.headgate_inbox (queue, kind, rate_class, n)
+          SELECT q_name[1], 'c', freed.name, freed.n
+          FROM unnest(v_freed_class, v_freed_n) AS freed (name, n)
+          JOIN {schema}.headgate_rate_class AS class ON class.name = freed.name
+          WHERE v_first_lock AND freed.name <> ALL (v_locked);
+          v_skip := v_skip || ARRAY (
+            SELECT wanted.name FROM unnest(v_wanted) AS wanted (name) WHERE wanted.name <> ALL (v_locked));
+        END IF;
+        v_first_lock := false;
+        v_now := {schema}.headgate_now_ms();
+        i := nb;
+        SELECT k_name || array_agg(class.name), k_tid || array_agg(class.tid), k_stored || array_agg(class.inflight),
+          k_inflight || array_agg(greatest(0, class.inflight
+            - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0)
+            - class.unfolded)),
+          k_from || array_agg(i + class.until - class.budgets + 1), k_to || array_agg(i + class.until),
+          bool_or(class.paused OR class.paused_until_ms > v_now)
+        INTO k_name, k_tid, k_stored, k_inflight, k_from, k_to, v_any
+        FROM (
+          SELECT locked.*, sum(locked.budgets) OVER (ORDER BY locked.name)::integer AS until
+          FROM (
+            SELECT known.name, known.ctid AS tid, known.inflight, known.paused, known.paused_until_ms,
+              (SELECT count(*)::integer FROM {schema}.headgate_budget AS budget WHERE budget.rate_class = known.name)
+                AS budgets,
+              CASE WHEN (
+                SELECT true FROM {schema}.headgate_ceiling AS ceiling
+                WHERE ceiling.queue = '' AND ceiling.rate_class = known.name LIMIT 1
+              ) THEN {schema}.headgate_unfolded(known.name) ELSE 0 END AS unfolded
+            FROM {schema}.headgate_rate_class AS known
+            WHERE known.name = ANY (v_locked)
+            ORDER BY known.name
+          ) AS locked
+          ORDER BY locked.name
+        ) AS class;
+        SELECT b_tid || array_agg(budget.tid), b_limit || array_agg(budget.limit_tokens),
+          b_window || array_agg(budget.window_ms), b_burst || array_agg(budget.burst),
+          b_units || array_agg(budget.units), b_at || array_agg(greatest(budget.refilled_at_ms, v_now)),
+          b_charged || array_agg(false)
+        INTO b_tid, b_limit, b_window, b_burst, b_units, b_at, b_charged
+        FROM (
+          SELECT known.ctid AS tid, known.limit_tokens, known.window_ms, known.burst, known.refilled_at_ms,
+            {schema}.headgate_units_at(
+              known.units, known.limit_tokens, known.window_ms, known.burst, known.refilled_at_ms, v_now) AS units
+          FROM {schema}.headgate_budget AS known
+          WHERE known.rate_class = ANY (v_locked)
+          ORDER BY known.rate_class, known.slot
+        ) AS budget;
+        nk := cardinality(k_name);
+        nb := cardinality(b_tid);
+        k_claimed := k_claimed || array_fill(0, ARRAY[nk - cardinality(k_claimed)]);
+        k_closed := k_closed || array_fill(false, ARRAY[nk - cardinality(k_closed)]);
+        SELECT e_scope || array_agg(ceiling.scope), e_queue || array_agg(0), e_class || array_agg(ceiling.place),
+          e_max || array_agg(ceiling.max_concurrent), e_action || array_agg(ceiling.action), ne + count(*)
+        INTO e_scope, e_queue, e_class, e_max, e_action, ne
+        FROM (
+          SELECT known.scope, array_position(k_name, known.rate_class) AS place, known.max_concurrent,
+            CASE known.on_saturated WHEN 'cancel_running' THEN 1 WHEN 'cancel_incoming' THEN 2 WHEN 'discard' THEN 3
+              ELSE 4 END AS action
+          FROM {schema}.headgate_ceiling AS known
+          WHERE known.queue = '' AND known.rate_class = ANY (v_locked)
+        ) AS ceiling;
+        IF v_any OR cardinality(v_locked) < cardinality(v_wanted) THEN
+          CONTINUE main;
+        END IF;
+      END IF;
+
+      -- Take the lanes in; their first jobs are drawn below.
+      v_reading := false;
+      IF n_tid IS NOT NULL THEN
+        j := cardinality(n_tid);
+        -- Lanes of one partition share its account.
+        IF nl = 0 AND NOT v_repeats THEN
+          n_part := n_lane;
+          p_queue := n_queue;
+          p_tid := n_part_tid;
+          p_key := n_partition;
+          p_deficit := n_deficit;
+          p_inflight := n_inflight;
+          p_override := n_override;
+          np := j;
+          p_noisy := array_fill(0, ARRAY[j]);
+          p_taken := p_noisy;
+          p_claimed := p_noisy;
+          p_closed := array_fill(false, ARRAY[j]);
+          p_live := array_fill(true, ARRAY[j]);
+        ELSE
+          n_part := NULL;
+          FOR i IN 1..j LOOP
+            pi := array_position(p_tid, n_part_tid[i]);
+            IF pi IS NULL THEN
+              np := np + 1;
+              pi := np;
+              p_queue[pi] := n_queue[i];
+              p_tid[pi] := n_part_tid[i];
+              p_key[pi] := n_partition[i];
+              p_deficit[pi] := n_deficit[i];
+              p_inflight[pi] := n_inflight[i];
+              p_override[pi] := n_override[i];
+              p_noisy[pi] := 0;
+              p_taken[pi] := 0;
+              p_claimed[pi] := 0;
+              p_closed[pi] := false;
+            END IF;
+            p_live[pi] := true;
+            n_part[i] := pi;
+          END LOOP;
+        END IF;
+        -- How many jobs to draw of each: what it may give as long as there is room, one where others fill the capacity.
+        f_limit := array_fill(1, ARRAY[j]);
+        v_count := greatest(p_quantum, (p_capacity + j - 1) / j);
+        v_before := 0;
+        i := 1;
+        WHILE i <= j LOOP
+          IF i > 1 AND n_queue[i] <> n_queue[i - 1] THEN
+            v_before := 0;
+          END IF;
+          EXIT WHEN nq = 1 AND v_before >= p_capacity;
+          li := i;
+          WHILE li < j AND n_round[li + 1] = n_round[i] AND n_queue[li + 1] = n_queue[i] LOOP
+            li := li + 1;
+          END LOOP;
+          IF v_before < p_capacity THEN
+            v_wait := (p_capacity - v_before + li - i) / (li - i + 1) + 1;
+            FOR pi IN i..li LOOP
+              w := n_deficit[pi] + coalesce(n_override[pi], v_count);
+              f_limit[pi] := least(w + 1, v_wait, p_capacity);
+              v_before := v_before + w;
+            END LOOP;
+          END IF;
+          i := li + 1;
+        END LOOP;
+        IF nk > 0 THEN
+          n_k := ARRAY (
+            SELECT coalesce(array_position(k_name, n.name), 0)
+            FROM unnest(n_class) WITH ORDINALITY AS n (name, place)
+            ORDER BY n.place);
+        ELSE
+          n_k := array_fill(0, ARRAY[j]);
+        END IF;
+        IF nl = 0 THEN
+          l_queue := n_queue;
+          l_tid := n_tid;
+          l_key := n_key;
+          l_partition := n_partition;
+          l_class_name := n_class;
+          l_sticky := n_sticky;
+          l_round := n_round;
+          l_part := n_part;
+          l_class := n_k;
+          l_limit := f_limit;
+          l_closed := array_fill(false, ARRAY[j]);
+          l_used := array_fill(0, ARRAY[j]);
+          f_lane := n_lane;
+        ELSE
+          l_queue := l_queue || n_queue;
+          l_tid := l_tid || n_tid;
+          l_key := l_key || n_key;
+          l_partition := l_partition || n_partition;
+          l_class_name := l_class_name || n_class;
+          l_sticky := l_sticky || n_sticky;
+          l_round := l_round || n_round;
+          l_part := l_part || n_part;
+          l_class := l_class || n_k;
+          l_limit := l_limit || f_limit;
+          l_closed := l_closed || array_fill(false, ARRAY[j]);
+          l_used := l_used || array_fill(0, ARRAY[j]);
+          f_lane := ARRAY (SELECT generate_series(nl + 1, nl + j));
+        END IF;
+        nl := nl + j;
+        f_key := n_key;
+        f_queue := n_queue;
+        f_partition := n_partition;
+        f_class := n_class;
+        f_sticky := n_sticky;
+        f_priority := 2147483647;
+        f_at := -1;
+        f_seq := -1;
+        v_fresh := true;
+        v_draw := true;
+        v_merge := true;
+      END IF;
+    END IF;
+
+    IF NOT v_sized THEN
+      -- What automatic fairness takes from the first window of each queue.
+      v_sized := true;
+      IF p_quantum = 0 THEN
+        IF nq = 1 AND l_gone IS NULL THEN
+          q_quantum[1] := greatest(1, (p_capacity + np - 1) / greatest(np, 1));
+        ELSE
+          q_quantum := ARRAY (
+            SELECT greatest(1, (p_capacity + parts.n - 1) / greatest(parts.n, 1))
+            FROM (
+              SELECT wanted.place, count(part.place)::integer AS n
+              FROM generate_series(1, nq) AS wanted (place)
+              LEFT JOIN unnest(p_queue, p_live) AS part (place, live) ON part.place = wanted.place AND part.live
+              GROUP BY wanted.place
+            ) AS parts
+            ORDER BY parts.place);
+        END IF;
+        IF v_busy AND np > 1 THEN
+          n_noisy := ARRAY (
+            SELECT (peer.live AND peer.inflight >= 2
+              AND peer.inflight * (peer.parts - 1) > 2 * (peer.total - peer.inflight))::integer
+            FROM (
+              SELECT one.live, one.inflight, one.nth, count(*) FILTER (WHERE one.live) OVER same_queue AS parts,
+                coalesce(sum(one.inflight) FILTER (WHERE one.live) OVER same_queue, 0) AS total
+              FROM unnest(p_queue, p_live, p_inflight) WITH ORDINALITY AS one (place, live, inflight, nth)
+              WINDOW same_queue AS (PARTITION BY one.place)
+            ) AS peer
+            ORDER BY peer.nth);
+          v_merge := v_merge OR n_noisy <> p_noisy;
+          p_noisy := n_noisy;
+        END IF;
+      END IF;
+    END IF;
+
+    IF v_merge THEN
+      -- Candidates in the order of the merge: those still waiting for a decision, and the rows drawn now.
+      v_merge := false;
+      SELECT array_agg(c.lane), array_agg(c.seq), array_agg(c.tid), array_agg(c.priority), array_agg(c.at_ms),
+        array_agg(c.weight), bool_or(c.seq IS NULL)
+      INTO c_lane, c_seq, c_tid, c_priority, c_at, c_weight, v_any
+      FROM (
+        SELECT either.*
+        FROM (
+          SELECT kept.lane, kept.seq, kept.tid, kept.priority, kept.at_ms, kept.weight
+          FROM unnest(c_lane, c_seq, c_tid, c_priority, c_at, c_weight, c_done)
+            AS kept (lane, seq, tid, priority, at_ms, weight, done)
+          WHERE NOT kept.done AND kept.seq IS NOT NULL
+          UNION ALL
+          SELECT fresh.lane, drawn.seq, drawn.tid, drawn.priority, drawn.at_ms, drawn.weight
+          FROM unnest(f_lane, f_limit, f_key, f_queue, f_partition, f_class, f_sticky)
+            AS fresh (lane, row_limit, lane_key, place, partition_key, rate_class, sticky_worker)
+          LEFT JOIN LATERAL (
+            SELECT job.seq, job.ctid AS tid, job.priority, job.scheduled_at_ms AS at_ms,
+              CASE WHEN v_has_quarantine AND (
+                SELECT true FROM {schema}.headgate_quarantine AS quarantine
+                WHERE quarantine.fingerprint = job.fingerprint LIMIT 1
+              ) THEN -1 ELSE coalesce(job.charge_weight, job.weight)::bigint END AS weight
+            FROM {schema}.headgate_job AS job
+            WHERE job.lane_key = fresh.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+              AND (job.priority < f_priority
+                OR (job.priority = f_priority AND (job.scheduled_at_ms, job.seq) > (f_at, f_seq)))
+              AND job.queue = q_name[fresh.place] AND job.partition_key = fresh.partition_key
+              AND job.rate_class = fresh.rate_class AND job.sticky_worker = fresh.sticky_worker
+            ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
+            LIMIT fresh.row_limit
+          ) AS drawn ON true
+          WHERE v_draw
+        ) AS either
+        ORDER BY l_queue[either.lane], p_noisy[l_part[either.lane]], l_round[either.lane], either.priority DESC,
+          either.at_ms, either.seq
+      ) AS c;
+      v_draw := false;
+      nc := coalesce(cardinality(c_lane), 0);
+      c_done := array_fill(false, ARRAY[nc]);
+      q_pos[1] := 1;
+      q_end[1] := nc;
+      IF nq > 1 THEN
+        qi := 1;
+        FOR i IN 1..nc LOOP
+          WHILE l_queue[c_lane[i]] > qi LOOP
+            q_end[qi] := i - 1;
+            qi := qi + 1;
+            q_pos[qi] := i;
+          END LOOP;
+        END LOOP;
+        WHILE qi < nq LOOP
+          q_end[qi] := nc;
+          qi := qi + 1;
+          q_pos[qi] := nc + 1;
+        END LOOP;
+        q_end[nq] := nc;
+      END IF;
+      IF v_fresh THEN
+        v_fresh := false;
+        IF v_any THEN
+          -- Jobs can leave a lane without a word. Put such lanes to rest and fill the window up.
+          v_gone := ARRAY (
+            SELECT c.lane
+            FROM unnest(c_lane, c_seq) AS c (lane, seq)
+            WHERE c.seq IS NULL AND l_gone[c.lane] IS NOT TRUE);
+          UPDATE {schema}.headgate_lane AS lane
+          SET active = false
+          WHERE lane.ctid = ANY (ARRAY (SELECT l_tid[gone.lane] FROM unnest(v_gone) AS gone (lane)));
+          q_need := array_fill(0, ARRAY[nq]);
+          FOREACH li IN ARRAY v_gone LOOP
+            l_gone[li] := true;
+            l_closed[li] := true;
+            q_need[l_queue[li]] := q_need[l_queue[li]] + 1;
+          END LOOP;
+          FOR pi IN 1..np LOOP
+            p_live[pi] := false;
+          END LOOP;
+          FOR li IN 1..nl LOOP
+            IF l_gone[li] IS NOT TRUE THEN
+              p_live[l_part[li]] := true;
+            END IF;
+          END LOOP;
+          v_reading := true;
+          v_sized := v_draws > 1;
+          CONTINUE main;
+        END IF;
+      END IF;
+    END IF;
+
+    <<deciding>>
+    WHILE nd < p_capacity LOOP
+      -- The queue with the least service for its weight that has a candidate.
+      IF nq = 1 THEN
+        qi := 1;
+        EXIT deciding WHEN q_pos[1] > q_end[1];
+      ELSE
+        qi := 0;
+        FOR j IN 1..nq LOOP
+          IF q_pos[j] <= q_end[j] AND (
+            qi = 0 OR q_dispatch[j]::numeric * q_weight[qi] < q_dispatch[qi]::numeric * q_weight[j]) THEN
+            qi := j;
+          END IF;
+        END LOOP;
+        EXIT deciding WHEN qi = 0;
+      END IF;
+      i := q_pos[qi];
+      li := c_lane[i];
+      pi := l_part[li];
+      ki := l_class[li];
+      IF l_closed[li] OR p_closed[pi] OR c_seq[i] IS NULL OR (ki > 0 AND k_closed[ki]) THEN
+        q_pos[qi] := i + 1;
+        CONTINUE deciding;
+      END IF;
+      w := c_weight[i];
+      v_action := 0;
+      IF NOT c_done[i] THEN
+        v_oversize := false;
+        IF ki > 0 THEN
+          FOR j IN k_from[ki]..k_to[ki] LOOP
+            v_oversize := v_oversize OR w > b_burst[j];
+          END LOOP;
+        END IF;
+        IF w < 0 OR v_oversize THEN
+          IF cardinality(v_passed) >= p_hold_max THEN
+            l_closed[li] := true;
+            CONTINUE deciding;
+          END IF;
+          v_passed := v_passed || c_seq[i];
+          c_done[i] := true;
+          l_used[li] := l_used[li] + 1;
+          IF w < 0 THEN
+            facts.refused_quarantine := facts.refused_quarantine + 1;
+          ELSE
+            facts.refused_rate_class := facts.refused_rate_class + 1;
+          END IF;
+        ELSIF NOT v_slack AND p_taken[pi] >= p_deficit[pi] + coalesce(p_override[pi], q_quantum[qi]) THEN
+          p_closed[pi] := true;
+          facts.refused_fairness := facts.refused_fairness + 1;
+          CONTINUE deciding;
+        ELSE
+          IF ki > 0 AND w > 0 THEN
+            v_fits := true;
+            v_wait := 0;
+            FOR j IN k_from[ki]..k_to[ki] LOOP
+              IF b_units[j] < w * b_window[j] THEN
+                v_fits := false;
+                v_wait := CASE WHEN b_limit[j] > 0
+                  THEN greatest(v_wait, (w * b_window[j] - 1 - b_units[j]) / b_limit[j] + 1) END;
+                EXIT WHEN v_wait IS NULL;
+              END IF;
+            END LOOP;
+            IF NOT v_fits THEN
+              k_closed[ki] := true;
+              v_blocked := true;
+              v_closed_any := true;
+              facts.refused_rate_class := facts.refused_rate_class + 1;
+              PERFORM {schema}.headgate_close_class(q_name, k_name[ki], v_now + v_wait);
+              CONTINUE deciding;
+            END IF;
+          END IF;
+          FOR j IN 1..ne LOOP
+            CONTINUE WHEN e_action[j] <= v_action OR (e_class[j] > 0 AND e_class[j] <> ki)
+              OR (e_class[j] = 0 AND e_queue[j] <> qi);
+            v_occupied := CASE e_scope[j]
+              WHEN 'partition' THEN p_inflight[pi] + p_claimed[pi] - coalesce(p_relieved[pi], 0)
+              WHEN 'queue' THEN q_inflight[qi] + q_claimed[qi] - coalesce(q_relieved[qi], 0)
+              ELSE k_inflight[ki] + k_claimed[ki] - coalesce(k_relieved[ki], 0) END;
+            IF v_occupied >= e_max[j] THEN
+              v_action := e_action[j];
+            END IF;
+          END LOOP;
+          IF v_action = 4 THEN
+            l_closed[li] := true;
+            l_full[li] := true;
+            v_blocked := true;
+            facts.refused_concurrency_limit := facts.refused_concurrency_limit + 1;
+            CONTINUE deciding;
+          END IF;
+          c_done[i] := true;
+          l_used[li] := l_used[li] + 1;
+          IF v_action = 1 THEN
+            -- The candidate must be certain before anybody is displaced for it.
+            PERFORM FROM {schema}.headgate_job AS job
+            WHERE job.ctid = c_tid[i] AND job.seq = c_seq[i] AND job.state = 'available' AND job.gate_hold IS NULL
+            FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+              v_victims := ARRAY[]::bigint[];
+              FOR j IN 1..ne LOOP
+                CONTINUE WHEN (e_class[j] > 0 AND e_class[j] <> ki) OR (e_class[j] = 0 AND e_queue[j] <> qi);
+                v_occupied := CASE e_scope[j]
+                  WHEN 'partition' THEN p_inflight[pi] + p_claimed[pi] - coalesce(p_relieved[pi], 0)
+                  WHEN 'queue' THEN q_inflight[qi] + q_claimed[qi] - coalesce(q_relieved[qi], 0)
+                  ELSE k_inflight[ki] + k_claimed[ki] - coalesce(k_relieved[ki], 0) END;
+                v_occupied := v_occupied - (
+                  SELECT count(*)
+                  FROM {schema}.headgate_job AS job
+                  WHERE job.seq = ANY (v_victims)
+                    AND (e_scope[j] = 'class' OR job.queue = q_name[qi])
+                    AND (e_scope[j] <> 'partition' OR job.partition_key = p_key[pi])
+                    AND (e_scope[j] <> 'class' OR job.rate_class = k_name[ki]));
+                IF v_occupied >= e_max[j] THEN
+                  v_victims := v_victims || {schema}.headgate_oldest_running(
+                    e_scope[j], q_name[qi], p_key[pi], CASE WHEN ki > 0 THEN k_name[ki] END, v_victims);
+                END IF;
+                EXIT WHEN v_victims[cardinality(v_victims)] IS NULL AND cardinality(v_victims) > 0;
+              END LOOP;
+              IF v_victims[cardinality(v_victims)] IS NULL THEN
+                c_done[i] := false;
+                l_used[li] := l_used[li] - 1;
+                l_closed[li] := true;
+                facts.refused_concurrency_limit := facts.refused_concurrency_limit + 1;
+                CONTINUE deciding;
+              END IF;
+              FOR v_victim IN
+                SELECT array_position(q_name, job.queue) AS qn, array_position(k_name, job.rate_class) AS kn,
+                  (SELECT part.place
+                   FROM unnest(p_queue, p_key) WITH ORDINALITY AS part (queue, key, place)
+                   WHERE q_name[part.queue] = job.queue AND part.key = job.partition_key
+                   LIMIT 1)::integer AS pn
+                FROM {schema}.headgate_job AS job
+                WHERE job.seq = ANY (v_victims)
+              LOOP
+                IF v_victim.qn IS NOT NULL THEN
+                  q_relieved[v_victim.qn] := coalesce(q_relieved[v_victim.qn], 0) + 1;
+                END IF;
+                IF v_victim.kn IS NOT NULL THEN
+                  k_relieved[v_victim.kn] := coalesce(k_relieved[v_victim.kn], 0) + 1;
+                END IF;
+                IF v_victim.pn IS NOT NULL THEN
+                  p_relieved[v_victim.pn] := coalesce(p_relieved[v_victim.pn], 0) + 1;
+                END IF;
+              END LOOP;
+              PERFORM {schema}.headgate_displace(v_victims, v_now);
+              v_action := 0;
+            END IF;
+          END IF;
+          IF v_action <> 1 THEN
+            nd := nd + 1;
+            d_seq[nd] := c_seq[i];
+            d_tid[nd] := c_tid[i];
+            d_lane[nd] := li;
+            d_weight[nd] := w;
+            d_charge[nd] := 0;
+            d_action[nd] := v_action;
+            p_taken[pi] := p_taken[pi] + 1;
+            q_decided[qi] := q_decided[qi] + 1;
+            q_dispatch[qi] := q_dispatch[qi] + 1;
+            IF v_action = 0 THEN
+              v_claims := v_claims + 1;
+              p_claimed[pi] := p_claimed[pi] + 1;
+              q_claimed[qi] := q_claimed[qi] + 1;
+              IF ki > 0 THEN
+                k_claimed[ki] := k_claimed[ki] + 1;
+                FOR j IN k_from[ki]..k_to[ki] LOOP
+                  b_units[j] := b_units[j] - w * b_window[j];
+                  b_charged[j] := true;
+                  d_charge[nd] := w;
+                END LOOP;
+              END IF;
+            END IF;
+          END IF;
+        END IF;
+        IF l_touched[li] IS NOT TRUE THEN
+          l_touched[li] := true;
+          nt := nt + 1;
+          t_lane[nt] := li;
+        END IF;
+      END IF;
+      q_pos[qi] := i + 1;
+      IF l_used[li] = l_limit[li] AND nd < p_capacity THEN
+        -- All rows read of the lane are used: the next ones may come before the other lanes'.
+        f_lane := ARRAY[li];
+        f_limit := ARRAY[least(p_capacity, 4 * l_limit[li])];
+        l_limit[li] := l_limit[li] + f_limit[1];
+        f_key := ARRAY[l_key[li]];
+        f_queue := ARRAY[l_queue[li]];
+        f_partition := ARRAY[l_partition[li]];
+        f_class := ARRAY[l_class_name[li]];
+        f_sticky := ARRAY[l_sticky[li]];
+        f_priority := c_priority[i];
+        f_at := c_at[i];
+        f_seq := c_seq[i];
+        v_draw := true;
+        v_merge := true;
+        CONTINUE main;
+      END IF;
+    END LOOP;
+
+    EXIT main WHEN nd >= p_capacity;
+    IF v_blocked AND v_draws < p_window_draws THEN
+      -- Newly closed classes and full lanes must not hide what is behind them.
+      v_blocked := false;
+      v_draws := v_draws + 1;
+      v_reading := true;
+      q_need := ARRAY (
+        SELECT CASE
+          WHEN q_inflight[wanted.place] + q_claimed[wanted.place] - coalesce(q_relieved[wanted.place], 0)
+            >= q_cap[wanted.place] THEN 0
+          ELSE greatest(0, v_window - count(DISTINCT c.lane)::integer) END
+        FROM generate_series(1, nq) AS wanted (place)
+        LEFT JOIN unnest(c_lane, c_done, c_seq) AS c (lane, done, seq)
+          ON l_queue[c.lane] = wanted.place AND NOT c.done AND c.seq IS NOT NULL AND l_full[c.lane] IS NOT TRUE
+          AND NOT coalesce(k_closed[nullif(l_class[c.lane], 0)], false)
+        GROUP BY wanted.place
+        ORDER BY wanted.place);
+      CONTINUE main;
+    END IF;
+    EXIT main WHEN v_slack OR p_quantum > 0;
+    -- Automatic fairness leaves no slot idle: once more, without shares.
+    v_slack := true;
+    p_closed := array_fill(false, ARRAY[np]);
+    q_pos[1] := 1;
+    FOR qi IN 2..nq LOOP
+      q_pos[qi] := q_end[qi - 1] + 1;
+    END LOOP;
+  END LOOP;
+
+  -- Send away and claim what is still as it was read; a row that changed meanwhile is left to a later call.
+  v_count := 0;
+  IF v_claims < nd THEN
+    SELECT v_count + sum({schema}.headgate_send_away(
+      away.tids, away.seqs, CASE away.action WHEN 3 THEN 'archived' ELSE 'cancelled' END,
+      CASE away.action WHEN 3 THEN 'saturation_discard' ELSE 'saturation_cancel' END, v_now))
+    INTO v_count
+    FROM (
+      SELECT d.action, array_agg(d.tid) AS tids, array_agg(d.seq) AS seqs
+      FROM unnest(d_action, d_tid, d_seq) AS d (action, tid, seq)
+      WHERE d.action > 0
+      GROUP BY d.action
+    ) AS away;
+  END IF;
+  IF v_claims > 0 THEN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+      SELECT job.ctid AS tid, picked.charge, picked.place
+      FROM unnest(d_tid, d_seq, d_charge, d_action) WITH ORDINALITY AS picked (tid, seq, charge, action, place)
+      JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
+      WHERE picked.action = 0 AND job.state = 'available' AND job.gate_hold IS NULL
+      FOR UPDATE OF job SKIP LOCKED
+    ),
+    claimed AS (
+      UPDATE {schema}.headgate_job AS job
+      SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
+        claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = held.charge, settled_lease_id = NULL,
+        settled_outcome = NULL
+      FROM held
+      WHERE job.ctid = held.tid
+      RETURNING held.place, job.seq, job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
+        job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
+        job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
+        job.periodic_schedule_id, job.periodic_tick_ms, job.headers, job.sticky_worker, job.fence,
+        job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data, job.charge_weight
+    )
+    SELECT job.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
+      NULL::integer, NULL::bigint[], job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
+      job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
+      job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
+      job.periodic_schedule_id, job.periodic_tick_ms, job.headers,
+      ARRAY (
+        SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag),
+      job.sticky_worker, job.fence, job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data,
+      job.charge_weight
+    FROM claimed AS job
+    ORDER BY job.place;
+    GET DIAGNOSTICS v_wait = ROW_COUNT;
+    v_count := v_count + v_wait;
+  END IF;
+  IF v_count < nd THEN
+    v_lost := ARRAY (
+      SELECT d.place
+      FROM unnest(d_seq, d_action) WITH ORDINALITY AS d (seq, action, place)
+      LEFT JOIN LATERAL (
+        SELECT job.state, job.lease_id, job.claimed_at_ms, job.finalized_at_ms
+        FROM {schema}.headgate_job AS job
+        WHERE job.seq = d.seq
+        LIMIT 1
+      ) AS job ON true
+      WHERE (d.action = 0 AND (job.state = 'running' AND job.lease_id = p_lease_id AND job.claimed_at_ms = v_now)
+          IS NOT TRUE)
+        OR (d.action > 0 AND (job.state IN ('archived', 'cancelled') AND job.finalized_at_ms = v_now) IS NOT TRUE));
+    FOREACH i IN ARRAY v_lost LOOP
+      li := d_lane[i];
+      pi := l_part[li];
+      qi := l_queue[li];
+      ki := l_class[li];
+      p_taken[pi] := p_taken[pi] - 1;
+      q_decided[qi] := q_decided[qi] - 1;
+      q_dispatch[qi] := q_dispatch[qi] - 1;
+      IF d_action[i] = 0 THEN
+        v_claims := v_claims - 1;
+        p_claimed[pi] := p_claimed[pi] - 1;
+        q_claimed[qi] := q_claimed[qi] - 1;
+        IF ki > 0 THEN
+          k_claimed[ki] := k_claimed[ki] - 1;
+          FOR j IN k_from[ki]..k_to[ki] LOOP
+            b_units[j] := b_units[j] + d_weight[i] * b_window[j];
+          END LOOP;
+        END IF;
+      END IF;
+    END LOOP;
+  END IF;
+
+  -- Accounting. A lane is laid to rest only by a look that found it empty after everything announced was folded; rows
+  -- passed over are still there until they are marked.
+  IF nt > 0 THEN
+    SELECT array_agg(probe.ready), array_agg(probe.remains)
+    INTO t_ready, t_left
+    FROM (
+      SELECT ready.found IS NOT NULL AS ready, remains.found IS NOT NULL AS remains
+      FROM unnest(t_lane) WITH ORDINALITY AS t (lane, place)
+      LEFT JOIN LATERAL (
+        SELECT true AS found
+        FROM {schema}.headgate_job AS job
+        WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
+          AND job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
+          AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]
+        LIMIT 1
+      ) AS ready ON true
+      LEFT JOIN LATERAL (
+        SELECT true AS found
+        FROM {schema}.headgate_job AS job
+        WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
+          AND job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
+          AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]
+          AND job.seq <> ALL (v_passed) AND cardinality(v_passed) > 0
+        LIMIT 1
+      ) AS remains ON true
+      ORDER BY t.place
+    ) AS probe;
+    IF cardinality(v_passed) = 0 THEN
+      t_left := t_ready;
+    END IF;
+    IF false = ANY (t_left) THEN
+      x_part := ARRAY (
+        SELECT l_part[t.lane]
+        FROM unnest(t_lane, t_left) AS t (lane, remains)
+        GROUP BY l_part[t.lane]
+        HAVING NOT bool_or(t.remains));
+      x_part := ARRAY (
+        SELECT x.part
+        FROM unnest(x_part) AS x (part)
+        LEFT JOIN LATERAL (
+          SELECT true AS found
+          FROM {schema}.headgate_lane AS lane
+          CROSS JOIN LATERAL (
+            SELECT job.seq
+            FROM {schema}.headgate_job AS job
+            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
+              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+              AND job.seq <> ALL (v_passed)
+            LIMIT 1
+          ) AS job
+          WHERE lane.queue = q_name[p_queue[x.part]] AND lane.partition_key = p_key[x.part] AND lane.active
+          LIMIT 1
+        ) AS other ON true
+        WHERE other.found IS NULL);
+      FOREACH pi IN ARRAY x_part LOOP
+        p_empty[pi] := true;
+      END LOOP;
+    END IF;
+  END IF;
+  IF np > 0 THEN
+    UPDATE {schema}.headgate_partition AS part
+    SET deficit = done.deficit, inflight = part.inflight + done.claimed,
+      last_round = CASE WHEN done.taken > 0 THEN done.round ELSE part.last_round END
+    FROM (
+      SELECT p.tid, p.taken, p.claimed, p.deficit AS before, q_round[p.place] + 1 AS round,
+        CASE WHEN p_empty[p.nth] THEN 0
+          ELSE greatest(0, least(
+            p.deficit + coalesce(p.override, q_quantum[p.place]) - p.taken,
+            p_deficit_cap * coalesce(p.override, q_quantum[p.place])::bigint)) END AS deficit
+      FROM unnest(p_tid, p_queue, p_taken, p_claimed, p_deficit, p_override, p_live) WITH ORDINALITY
+        AS p (tid, place, taken, claimed, deficit, override, live, nth)
+      WHERE p.live
+    ) AS done
+    WHERE part.ctid = done.tid AND (done.taken > 0 OR done.deficit <> done.before);
+  END IF;
+  IF nt > 0 THEN
+    UPDATE {schema}.headgate_lane AS lane
+    SET active = done.ready, last_round = greatest(lane.last_round, done.round), parked = done.parked
+    FROM (
+      SELECT l_tid[t.lane] AS tid, t.ready,
+        CASE WHEN p_taken[l_part[t.lane]] > 0 THEN q_round[l_queue[t.lane]] + 1 END AS round,
+        coalesce(
+          p_inflight[l_part[t.lane]] + p_claimed[l_part[t.lane]] >= q_part_cap[l_queue[t.lane]], false) AS parked
+      FROM unnest(t_lane, t_ready) AS t (lane, ready)
+    ) AS done
+    WHERE lane.ctid = done.tid;
+  END IF;
+  IF nk > 0 THEN
+    UPDATE {schema}.headgate_rate_class AS class
+    SET inflight = done.inflight
+    FROM (
+      SELECT k.tid, k.stored,
+        greatest(0, k.stored - coalesce(v_freed_n[array_position(v_freed_class, k.name)], 0)) + k.claimed AS inflight
+      FROM unnest(k_tid, k_name, k_stored, k_claimed) AS k (tid, name, stored, claimed)
+    ) AS done
+    WHERE class.ctid = done.tid AND done.inflight <> done.stored;
+    UPDATE {schema}.headgate_budget AS budget
+    SET units = b.units, refilled_at_ms = b.at_ms
+    FROM unnest(b_tid, b_units, b_at, b_charged) AS b (tid, units, at_ms, charged)
+    WHERE budget.ctid = b.tid AND b.charged;
+  END IF;
+  FOR qi IN 1..nq LOOP
+    IF q_decided[qi] > 0 OR q_freed[qi] > 0 THEN
+      UPDATE {schema}.headgate_queue AS queue
+      SET inflight = greatest(0, queue.inflight - coalesce(q_freed[qi], 0)) + q_claimed[qi],
+        dispatch_count = CASE WHEN q_decided[qi] > 0 THEN q_dispatch[qi] ELSE queue.dispatch_count END,
+        round = queue.round + (q_decided[qi] > 0)::integer
+      WHERE queue.queue = q_name[qi];
+      IF NOT FOUND AND q_decided[qi] > 0 THEN
+        INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)
+        VALUES (q_name[qi], q_dispatch[qi], 1, q_claimed[qi]);
+      END IF;
+    END IF;
+  END LOOP;
+
+  -- Who sleeps: written only when it changes.
+  IF v_claims > 0 THEN
+    IF v_sleeps THEN
+      DELETE FROM {schema}.headgate_sleeper AS sleeper
+      WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
+    END IF;
+  ELSE
+    INSERT INTO {schema}.headgate_sleeper (queue, worker)
+    SELECT wanted.queue, p_worker
+    FROM unnest(p_queues) AS wanted (queue)
+    LEFT JOIN LATERAL (
+      SELECT true AS found
+      FROM {schema}.headgate_sleeper AS sleeper
+      WHERE sleeper.queue = wanted.queue AND sleeper.worker = p_worker
+      LIMIT 1
+    ) AS known ON true
+    WHERE known.found IS NULL
+    ON CONFLICT DO NOTHING;
+  END IF;
+
+  IF v_closed_any OR v_has_closed THEN
+    SELECT min(greatest(0, soonest.open_at_ms - v_now))
+    INTO facts.retry_after_ms
+    FROM unnest(q_name, q_part_cap) AS wanted (queue, cap)
+    CROSS JOIN LATERAL (
+      SELECT lane_group.open_at_ms
+      FROM {schema}.headgate_lane_group AS lane_group
+      CROSS JOIN LATERAL (
+        SELECT job.seq
+        FROM (
+          SELECT found.queue, found.lane_key, found.partition_key
+          FROM {schema}.headgate_lane AS found
+          WHERE found.queue = lane_group.queue AND found.rate_class = lane_group.rate_class
+            AND found.sticky_worker = lane_group.sticky_worker AND found.active AND NOT found.parked
+          ORDER BY found.last_round, found.partition_key
+          LIMIT p_window_spare
+        ) AS lane
+        CROSS JOIN LATERAL (
+          SELECT known.inflight
+          FROM {schema}.headgate_partition AS known
+          WHERE known.queue = lane.queue AND known.partition_key = lane.partition_key
+          LIMIT 1
+        ) AS part
+        CROSS JOIN LATERAL (
+          SELECT ready.seq
+          FROM {schema}.headgate_job AS ready
+          WHERE ready.lane_key = lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+            AND ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
+            AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker
+            AND ready.seq <> ALL (v_passed)
+          LIMIT 1
+        ) AS job
+        WHERE (part.inflight >= wanted.cap) IS NOT TRUE
+        LIMIT 1
+      ) AS waiting
+      WHERE lane_group.queue = wanted.queue AND NOT lane_group.open AND lane_group.open_at_ms IS NOT NULL
+        AND lane_group.head_round IS NOT NULL AND lane_group.sticky_worker IN ('', p_worker)
+      ORDER BY lane_group.open_at_ms
+      LIMIT 1
+    ) AS soonest;
+  END IF;
+  facts.passed_over := v_passed;
+  RETURN NEXT facts;
+END $$;
+
+-- Mark rows that an admission passed over, so that later calls do not meet them again.
+--
+-- Runs after the admission has committed, in a transaction of its own: rows refused by policy must not stay locked.
+-- Arguments: seqs of the rows; how long to wait for a reason's row.
+-- Returns:   how many rows were marked; 0 when the reason's row was busy.
+-- Locks:     the rows of the reasons, shared, so that a release or a new limit cannot cross; then job rows with SKIP LOCKED.
+CREATE FUNCTION {schema}.headgate_mark_holds(p_seqs bigint[], p_lock_wait_ms integer) RETURNS bigint
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  v_prints text[];
+  v_classes text[];
+  v_marked bigint;
+BEGIN
+  SELECT array_agg(job.fingerprint), array_agg(job.rate_class)
+  INTO v_prints, v_classes
+  FROM {schema}.headgate_job AS job
+  WHERE job.seq = ANY (p_seqs);
+  PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
+  BEGIN
+    PERFORM FROM {schema}.headgate_quarantine AS quarantine
+    WHERE quarantine.fingerprint = ANY (v_prints)
+    ORDER BY quarantine.fingerprint
+    FOR SHARE;
+    PERFORM FROM {schema}.headgate_rate_class AS class
+    WHERE class.name = ANY (v_classes)
+    ORDER BY class.name
+    FOR SHARE;
+  EXCEPTION WHEN lock_not_available THEN
+    RETURN 0;
+  END;
+  WITH free AS MATERIALIZED (
+    SELECT job.ctid AS tid, job.fingerprint, job.rate_class, coalesce(job.charge_weight, job.weight) AS weight
+    FROM {schema}.headgate_job AS job
+    WHERE job.seq = ANY (p_seqs) AND job.state = 'available' AND job.gate_hold IS NULL
+    FOR UPDATE SKIP LOCKED
+  ),
+  judged AS MATERIALIZED (
+    SELECT free.tid,
+      CASE
+        WHEN (SELECT true FROM {schema}.headgate_quarantine AS quarantine
+              WHERE quarantine.fingerprint = free.fingerprint LIMIT 1) THEN 'quarantine'
+        WHEN (SELECT true FROM {schema}.headgate_budget AS budget
+              WHERE budget.rate_class = free.rate_class AND budget.burst < free.weight LIMIT 1) THEN 'oversize'
+      END AS reason
+    FROM free
+  )
+  UPDATE {schema}.headgate_job AS job
+  SET gate_hold = judged.reason
+  FROM judged
+  WHERE job.ctid = judged.tid AND judged.reason IS NOT NULL;
+  GET DIAGNOSTICS v_marked = ROW_COUNT;
+  RETURN v_marked;
+END $$;

@@ -1,0 +1,15 @@
+-- Settle attempts, each under its own fence.
+-- Arguments: arrays of one length, one entry per ack; null for what no ack of the batch brings. firsts: false where an
+--            earlier ack shows the same lease. details: history entries as JSON objects, null for none; pauses_ms: for the rate class of the job.
+-- Rows:      place (from 1) of each ack that was refused, and whether the job is gone.
+-- Locks:     job rows by seq, then class rows by name; see headgate_ack in 0004_settle.
+SELECT refused.place, refused.missing
+FROM {schema}.headgate_ack(
+  %(job_ids)b::text[], %(lease_ids)b::text[], %(fences)b::bigint[], %(firsts)b::boolean[],
+  %(outcomes)b::text[],
+  %(delays_ms)b::bigint[], %(jitters_ms)b::bigint[], %(pauses_ms)b::bigint[], %(details)b::text[],
+  %(latencies_ms)b::integer[], %(error_codes)b::text[], %(reason_codes)b::text[],
+  %(actual_weights)b::integer[], %(result_versions)b::integer[], %(results)b::bytea[],
+  %(retry_base_ms)s::bigint, %(retry_cap_ms)s::bigint, %(max_doublings)s::integer,
+  %(max_history)s::integer
+) AS refused

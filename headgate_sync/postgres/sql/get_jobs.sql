@@ -1,0 +1,19 @@
+-- Look at jobs by id, without payloads and with the newest line of their history only.
+-- Arguments: job_ids text[].
+-- Rows:      the fields of a summary in their order, in the order of the ids; none for a missing job.
+-- Locks:     none.
+SELECT job.id, job.kind, job.queue, job.state, job.schema_version, job.priority, job.attempt, job.crash_attempt,
+  job.max_attempts, job.weight, job.partition_key, job.rate_class, job.fingerprint, job.sticky_worker,
+  job.enqueued_at_ms, job.scheduled_at_ms, job.claimed_at_ms, job.finalized_at_ms, job.timeout_ms, job.deadline_ms,
+  job.retention_ms, job.periodic_schedule_id, job.periodic_tick_ms, NULL::bytea, NULL::text,
+  CASE WHEN jsonb_array_length(job.errors) > 0 THEN jsonb_build_array(job.errors -> -1) ELSE job.errors END::text,
+  ARRAY (SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag),
+  job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms
+FROM unnest(%(job_ids)b::text[]) WITH ORDINALITY AS wanted (id, place)
+CROSS JOIN LATERAL (
+  SELECT found.*
+  FROM {schema}.headgate_job AS found
+  WHERE found.id = wanted.id
+  LIMIT 1
+) AS job
+ORDER BY wanted.place
