@@ -26,13 +26,14 @@ class Settlement(StrEnum):
 class LiveAttempt:
     """One claim while this worker holds it; the record that all its threads share.
 
-    Plain fields are written by one thread at a time: the admission loop before hand-over,
-    then the handler thread. What other threads write is guarded by the in-flight table's
-    lock: `lease_due_s`, `doubtful`, `renewing`, `settled`, `returned`, `concluded`.
+    Plain fields are written by one thread at a time: the admission loop before hand-
+    over, then the handler thread. What other threads write is guarded by the in-flight
+    table's lock: `lease_due_s`, `doubtful`, `renewing`, `settled`, `returned`,
+    `concluded`.
 
     Attributes:
-        returned_s: local instant at which the admit returned; with `claimed_at_ms` of the
-            claim it gives store time without asking the store.
+        returned_s: local instant at which the admit returned; with `claimed_at_ms` of
+            the claim it gives store time without asking the store.
         timeout_ms: limit of this attempt, 0 for none; `timeout_due_s` is its local end.
         deadline_cut: the limit comes from the job's deadline, not from its timeout.
         lease_due_s: when the lease runs out unless it is confirmed before.

@@ -44,8 +44,8 @@ def exception_for(reason: CancelReason, job_id: str) -> AttemptCancelled:
 class CancelToken:
     """Tells one attempt to stop: set at most once, never after the attempt has ended.
 
-    Callbacks run on a thread of their own, because the threads that set tokens guard every
-    other attempt of the worker and must not wait for user code.
+    Callbacks run on a thread of their own, because the threads that set tokens guard
+    every other attempt of the worker and must not wait for user code.
     """
 
     __slots__ = ("_callbacks", "_closed", "_event", "_idle", "_lock", "_reason")

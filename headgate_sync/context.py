@@ -1,13 +1,12 @@
-"""What a handler sees of its attempt: identity, cancellation and writes under the lease."""
+"""What a handler sees of its attempt: who it is, when to stop, and fenced writes."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.cancel import exception_for
@@ -16,8 +15,6 @@ from headgate_sync.envelope import MAX_INT32, check_int
 from headgate_sync.errors import (
     InvalidRequest,
     LeaseRejected,
-    StoreError,
-    StoreUnavailable,
     Unsupported,
 )
 from headgate_sync.lease import (
@@ -33,8 +30,6 @@ from headgate_sync.tracing import TraceContext, trace_of
 
 if TYPE_CHECKING:
     from headgate_sync.client.bound import JobClient
-
-logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.5
 RELEASED_BY_HANDLER = "released by handler"
@@ -54,8 +49,8 @@ def current_job() -> JobContext:
 class JobContext:
     """The running attempt, for its handler.
 
-    Every write goes through the lease: when the worker does not hold the job any more it
-    changes nothing and raises `LeaseLost`. `LeaseLost` and its kin derive from
+    Every write goes through the lease: when the worker does not hold the job any more
+    it changes nothing and raises `LeaseLost`. `LeaseLost` and its kin derive from
     `BaseException`, so `except Exception` lets them pass.
     """
 
@@ -165,17 +160,17 @@ class JobContext:
 
     @property
     def cancel_reason(self) -> str | None:
-        """`lease_lost`, `lease_expired`, `timeout` or `shutdown`; None while going on."""
+        """`lease_lost`, `lease_expired`, `timeout`, `shutdown`; None while going on."""
         reason = self._attempt.token.reason
         return None if reason is None else reason.value
 
     @property
     def lease_doubtful(self) -> bool:
-        """The lease was not confirmed for its full length; somebody else may run the job."""
+        """The lease was not confirmed in time; somebody else may run the job."""
         return self._attempt.doubtful
 
     def check(self) -> None:
-        """Raise when the attempt should stop: `LeaseLost`, `AttemptTimeout` or `ShutdownRequested`."""
+        """Raise the `AttemptCancelled` that says why, when the attempt should stop."""
         reason = self._attempt.token.reason
         if reason is not None:
             raise exception_for(reason, self.job_id)
@@ -192,15 +187,16 @@ class JobContext:
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """Call back once when the attempt should stop; the newest callback first.
 
-        Made for calls that interrupt a blocked thread, such as `connection.cancel_safe`.
-        It runs on another thread, or at once when the attempt should already stop.
+        Made for calls that interrupt a blocked thread, such as
+        `connection.cancel_safe`. It runs on another thread, or at once when the attempt
+        should already stop.
         """
         self._attempt.token.on_cancel(callback)
 
     # The lease.
 
     def extend_lease(self, to: timedelta | str) -> None:
-        """Keep the lease at least so long from now, for work that starves the heartbeat.
+        """Keep the lease so long from now, for work that starves the heartbeat.
 
         Raises:
             LeaseLost: the job is not held any more.
@@ -216,7 +212,7 @@ class JobContext:
         attempt.lease_due_s = max(attempt.lease_due_s, until_s)
 
     def release(self) -> None:
-        """Hand the job back now, without counting an attempt; then return from the handler.
+        """Hand the job back now and count no attempt; then return from the handler.
 
         Raises:
             LeaseLost: the job is not held any more.
@@ -290,8 +286,8 @@ class JobContext:
     ) -> None:
         """Report `current` of `total`.
 
-        At most one value per 500 ms is written at once, unless it is the last or forced;
-        the newest of the others follows with the next heartbeat or at the end.
+        At most one value per 500 ms is written at once, unless it is the last or
+        forced; the newest of the others follows with the next heartbeat or at the end.
 
         Raises:
             InvalidRequest: the numbers or the message are out of range.
@@ -359,77 +355,39 @@ class JobContext:
 
     # Exactly-once effects.
 
-    def once(self, work: Callable[[TxHandle], object]) -> bool:
+    def once(self, work: Callable[[TxHandle], object], *, tx: Any = None) -> bool:
         """Run `work` in one transaction with the completion of the job.
 
-        Either both are committed or neither. `work` gets the transaction and uses its
-        `connection`; another call to the store in there would take a second connection.
+        Either both are committed or neither. Another call to the store inside `work`
+        would take a second connection and wait for it while holding one.
+
+        Args:
+            work: gets the transaction; its `connection` is the driver's.
+            tx: None for a connection of the store's pool. A SQLAlchemy session,
+                `scoped_session` or connection, or a Django alias, that is in no
+                transaction: body and completion then run in a transaction of that
+                handle, which this call commits or rolls back.
 
         Returns:
-            False when an earlier delivery of this job did the work; it is not run again.
+            False when an earlier delivery of this job did the work; it is not run
+            again.
 
         Raises:
             LeaseLost: the job is not held any more; nothing was committed.
             Unsupported: the store has no transactions.
-            InvalidRequest: a result was recorded, which could not be stored atomically.
+            InvalidRequest: a result was recorded, which could not be stored in the same
+                commit; or `tx` has a transaction or pending changes.
             StoreUnavailable: the reply to the commit was lost; the worker finds out.
         """
-        attempt = self._attempt
-        transactional = attempt.store.transactional
-        if transactional is None:
-            raise Unsupported("transactional")
         if self._result is not None:
             raise InvalidRequest("once after record_result: the result would be lost")
         self.check()
-        tx = transactional.begin_tx()
-        try:
-            if not transactional.claim_effect(tx, self.job_id):
-                self._roll_back(tx)
-                return False
-            work(tx)
-            # From here on a renewal may find the row locked or already completed.
-            attempt.completing = True
-            transactional.complete_tx(
-                tx, attempt.lease, actual_weight=attempt.actual_weight
-            )
-        except LeaseRejected as error:
-            self._roll_back(tx)
-            raise attempt.lose() from error
-        except BaseException:
-            self._roll_back(tx)
-            raise
-        self._commit_once(tx)
-        return True
+        from headgate_sync.once import run_once
 
-    def _roll_back(self, tx: TxHandle) -> None:
-        transactional = self._attempt.store.transactional
-        assert transactional is not None
-        self._attempt.completing = False
-        try:
-            transactional.rollback_tx(tx)
-        except StoreError as error:
-            # The connection is gone, and the transaction with it.
-            logger.warning(
-                "job %s (queue %s): rollback: %s", self.job_id, self.queue, error
-            )
-
-    def _commit_once(self, tx: TxHandle) -> None:
-        attempt = self._attempt
-        transactional = attempt.store.transactional
-        assert transactional is not None
-        try:
-            transactional.commit_tx(tx)
-        except StoreUnavailable:
-            attempt.in_doubt = True
-            raise
-        else:
-            attempt.finished = Settlement.COMPLETED
-            attempt.renewing = False
-        finally:
-            attempt.completing = False
+        return run_once(self._attempt, work, tx)
 
     def make_current(self) -> None:
-        """Make this the answer of `current_job` in the running context; for the worker."""
+        """Let `current_job` answer with this in the running context; for the worker."""
         _current.set(self)
 
     def close(self) -> None:

@@ -256,7 +256,9 @@ class Checkpoint:
         if self.in_progress_step is None:
             return self
         counts = dict(self.crashes_by_step)
-        counts[self.in_progress_step] = counts.get(self.in_progress_step, 0) + 1
+        crashes = counts.get(self.in_progress_step, 0) + 1
+        # A handler may have written any count; it must not stop the reclaimer.
+        counts[self.in_progress_step] = min(crashes, MAX_INT32)
         return evolve(self, crashes_by_step=counts)
 
 

@@ -1,0 +1,220 @@
+"""A worker process: `python -m headgate_sync.worker module:attribute`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential,
+)
+
+from headgate_sync.app import Headgate
+from headgate_sync.durations import duration_ms
+from headgate_sync.errors import ConfigurationError, HeadgateError, StoreUnavailable
+from headgate_sync.registry import Registry
+from headgate_sync.worker.config import WorkerConfig
+from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
+from headgate_sync.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FLUSH_S = 1.0
+
+
+class AppFailed(Exception):
+    """The application's own code raised; its traceback says more than a line could."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m headgate_sync.worker",
+        description="Run the jobs of an application until SIGTERM or SIGINT.",
+        epilog=(
+            "exit codes: 0 drained, 2 set up wrongly, 10 running jobs were handed "
+            "back, 11 handlers did not stop, 13 a service thread could not be revived"
+        ),
+    )
+    made.add_argument(
+        "app",
+        metavar="APP",
+        help="module:attribute of a Headgate, a Registry, or a function that makes one",
+    )
+    defaults = WorkerConfig()
+    made.add_argument("--queues", help="default: every queue of a declared task")
+    made.add_argument("--threads", type=int, default=defaults.capacity, metavar="N")
+    made.add_argument("--worker-id", help="stable identity, for sticky jobs")
+    made.add_argument("--lease", default=defaults.lease, metavar="DURATION")
+    made.add_argument(
+        "--shutdown-timeout", default=defaults.shutdown_timeout, metavar="DURATION"
+    )
+    made.add_argument(
+        "--no-duties", action="store_true", help="leave the upkeep to other workers"
+    )
+    made.add_argument(
+        "--connect-timeout",
+        default="10s",
+        metavar="DURATION",
+        help="how long to wait for the database at the start (10s)",
+    )
+    made.add_argument("--log-level", choices=LEVELS, default="info")
+    return made
+
+
+def load_app(name: str) -> Headgate:
+    """Import the application.
+
+    Raises:
+        ConfigurationError: there is no such module or attribute, or it is none of what
+            a worker can run.
+        AppFailed: the application's code raised.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(f"APP is {name!r}, expected module:attribute")
+    found: Any = _import(module_name)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigurationError(
+                f"module {module_name} has no attribute {attribute}"
+            ) from None
+    if callable(found) and not isinstance(found, Headgate | Registry | type):
+        try:
+            found = found()
+        except Exception as error:
+            raise AppFailed(f"{name}() failed") from error
+    if isinstance(found, Registry):
+        facade = Headgate.from_env()
+        facade.include(found)
+        return facade
+    if not isinstance(found, Headgate):
+        raise ConfigurationError(
+            f"{name} is a {type(found).__name__}, expected a Headgate, a Registry, "
+            "or a function without arguments that returns one"
+        )
+    return found
+
+
+def _import(module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that the application imports in vain is the application's own fault.
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(f"no module named {error.name}") from None
+        raise AppFailed(f"importing {module_name} failed") from error
+    except Exception as error:
+        raise AppFailed(f"importing {module_name} failed") from error
+
+
+def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
+    """Make the worker once the database answers.
+
+    Raises:
+        HeadgateError: the command line, the set-up or the database is at fault.
+    """
+    queues = None
+    if arguments.queues is not None:
+        queues = [part.strip() for part in arguments.queues.split(",") if part.strip()]
+    patience_ms = duration_ms("--connect-timeout", arguments.connect_timeout)
+    connected = Retrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_exponential(multiplier=0.1, max=1),
+        stop=stop_after_delay(patience_ms / 1000),
+        reraise=True,
+    )
+    connected(_ask, facade)
+    return facade.worker(
+        queues=queues,
+        threads=arguments.threads,
+        worker_id=arguments.worker_id,
+        lease=arguments.lease,
+        shutdown_timeout=arguments.shutdown_timeout,
+        run_duties=not arguments.no_duties,
+    )
+
+
+def _ask(facade: Headgate) -> None:
+    """One call, which also checks that the tables are those of this release."""
+    if facade.store.inspect is not None:
+        facade.store.inspect.store_now_ms()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a worker until it is stopped; returns the exit code.
+
+    With handlers that did not return this ends the process instead.
+    """
+    arguments = parser().parse_args(argv)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(
+            level=arguments.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+    here = str(Path.cwd())
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    try:
+        facade = load_app(arguments.app)
+        worker = make_worker(facade, arguments)
+        _say_how_long_a_stop_takes(arguments)
+        status = worker.run()
+    except AppFailed as failed:
+        traceback.print_exception(failed.__cause__)
+        return EXIT_CONFIGURATION
+    except HeadgateError as error:
+        print(f"headgate worker: {error}".partition("\n")[0], file=sys.stderr)
+        return EXIT_CONFIGURATION
+    if status.abandoned:
+        _end_now(status.code)
+    facade.close()
+    return status.code
+
+
+def _say_how_long_a_stop_takes(arguments: argparse.Namespace) -> None:
+    config = WorkerConfig(shutdown_timeout=arguments.shutdown_timeout)
+    drain_ms = config.shutdown_timeout_ms
+    total_ms = drain_ms + config.cancel_grace_ms + min(drain_ms, RELEASE_WINDOW_MS)
+    logger.info(
+        "a stop takes up to %d s; a platform that kills earlier turns running jobs "
+        "into crashes",
+        -(-total_ms // 1000),
+    )
+
+
+def _end_now(code: int) -> None:
+    """End the process although handlers still run.
+
+    A thread inside a C call can crash an interpreter that is torn down around it, so it
+    is not torn down. What is written so far is flushed first, for a moment only: such a
+    handler may hold a lock of the logging module.
+    """
+    flush = threading.Thread(target=_flush, name="headgate-flush", daemon=True)
+    flush.start()
+    flush.join(FLUSH_S)
+    os._exit(code)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Acks on their way to the store, coalesced without a timer and without a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from attrs import define, evolve
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_when_event_set,
+    wait_exponential,
+)
+
+from headgate_sync.attempt import LiveAttempt
+from headgate_sync.errors import LeaseRejected, StoreUnavailable
+from headgate_sync.lease import Ack
+from headgate_sync.lifecycle import Outcome
+from headgate_sync.store import Store
+from headgate_sync.validation import MAX_ACKS, MAX_BATCH_BYTES
+from headgate_sync.worker.inflight import InFlight
+
+logger = logging.getLogger(__name__)
+
+RESULT_NOT_STORED = "result could not be stored"
+_REMOVING = (Outcome.SUCCESS, Outcome.REVOKE)  # may delete the row they settle
+
+
+@define(eq=False)
+class Outgoing:
+    """An ack that is not settled yet.
+
+    Attributes:
+        tries: calls that carried it without an answer, after which it is undecided.
+        plain: it is sent again without what the store refused.
+    """
+
+    attempt: LiveAttempt
+    ack: Ack
+    tries: int = 0
+    plain: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts towards the size of a call."""
+        ack = self.ack
+        size = sum(map(len, ack.logs))
+        if ack.result is not None:
+            size += len(ack.result.data)
+        if ack.error is not None:
+            size += len(ack.error)
+        return size
+
+
+class AckBox:
+    """Sends acks; those that get ready while a call is under way share the next one.
+
+    The thread that finds no call under way becomes the pilot: it sends what waits, its
+    own ack included, until nothing waits any more. The others leave their ack here and
+    go on; their slots stay taken until the answer is there. So an ack waits at most for
+    the call that is under way, and there is always a thread for every running handler,
+    because a pilot flies only while acks hold slots.
+
+    While the store does not answer, the undecided acks are sent again until the lease
+    of each has run out locally; then the reclaimer decides.
+
+    Args:
+        accepted: called with each attempt and ack that the store took.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        inflight: InFlight,
+        *,
+        now_s: Callable[[], float],
+        accepted: Callable[[LiveAttempt, Ack], None] = lambda attempt, ack: None,
+    ) -> None:
+        self._store = store
+        self._inflight = inflight
+        self._now_s = now_s
+        self._accepted = accepted
+        self._lock = threading.Lock()  # guards the two fields below
+        self._waiting: deque[Outgoing] = deque()
+        self._flying = False
+        self._aboard: list[Outgoing] = []  # the pilot's alone: in the present call
+        self._given_up = threading.Event()
+        self._retrying = Retrying(
+            retry=retry_if_exception_type(StoreUnavailable),
+            wait=wait_exponential(multiplier=0.1, max=2),
+            stop=stop_when_event_set(self._given_up),
+            sleep=sleep_using_event(self._given_up),
+            reraise=True,
+        )
+
+    @property
+    def aboard(self) -> int:
+        """How many acks the present call carries: slots that are free when it ends."""
+        return len(self._aboard)
+
+    def submit(self, attempt: LiveAttempt, ack: Ack) -> bool:
+        """Leave an ack; True when the caller must see to it that `fly` is called."""
+        with self._lock:
+            self._waiting.append(Outgoing(attempt, ack))
+            if self._flying:
+                return False
+            self._flying = True
+            return True
+
+    def submit_apart(self, attempt: LiveAttempt, ack: Ack) -> None:
+        """Leave an ack from a thread that must not wait for the store."""
+        if self.submit(attempt, ack):
+            threading.Thread(target=self.fly, name="headgate-ack", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Send nothing again that stays unanswered; for the end of the worker."""
+        self._given_up.set()
+
+    def fly(self) -> None:
+        """Send everything that waits; called once for each `submit` that says so."""
+        try:
+            try:
+                self._fly()
+            except StoreUnavailable:
+                self._retrying(self._fly)
+        except BaseException as error:
+            with self._lock:
+                self._flying = False
+                left = [*self._aboard, *self._waiting]
+                self._waiting.clear()
+            self._aboard = []
+            self._abandon(left, error)
+            if not isinstance(error, StoreUnavailable):
+                raise
+
+    def _fly(self) -> None:
+        while flight := self._next_flight():
+            self._aboard = flight
+            answers: Sequence[Exception | None]
+            try:
+                answers = self._store.ack_batch([out.ack for out in flight])
+            except StoreUnavailable as error:
+                if self._wait_again(flight, error):
+                    raise
+                continue
+            except Exception as error:
+                # Refused as a whole, which the port does not foresee: each on its own.
+                answers = [error] * len(flight)
+            self._land(flight, answers)
+
+    def _next_flight(self) -> list[Outgoing]:
+        flight: list[Outgoing] = []
+        self._aboard = []
+        size_bytes = 0
+        with self._lock:
+            waiting = self._waiting
+            while waiting and len(flight) < MAX_ACKS:
+                size_bytes += waiting[0].size_bytes
+                if flight and size_bytes > MAX_BATCH_BYTES:
+                    break
+                flight.append(waiting.popleft())
+            if not flight:
+                self._flying = False
+        return flight
+
+    def _wait_again(self, flight: list[Outgoing], error: StoreUnavailable) -> bool:
+        """Put undecided acks back in front, but for those whose lease has run out."""
+        now_s = self._now_s()
+        kept: list[Outgoing] = []
+        expired: list[Outgoing] = []
+        for out in flight:
+            out.tries += 1
+            over = out.tries > 1 and now_s >= out.attempt.lease_due_s
+            (expired if over else kept).append(out)
+        self._aboard = []
+        with self._lock:
+            self._waiting.extendleft(reversed(kept))
+        logger.warning("%d acks are undecided: %s", len(kept), error)
+        self._abandon(expired, error)
+        return bool(kept)
+
+    def _land(
+        self, flight: list[Outgoing], answers: Sequence[Exception | None]
+    ) -> None:
+        refused: list[tuple[Outgoing, Exception]] = []
+        over: list[LiveAttempt] = []
+        for out, answer in zip(flight, answers, strict=True):
+            if answer is None or self._was_done_before(out, answer):
+                self._accepted(out.attempt, out.ack)
+            elif isinstance(answer, LeaseRejected):
+                self._log_lost(out, answer)
+            else:
+                refused.append((out, answer))
+                continue
+            over.append(out.attempt)
+        self._inflight.conclude(over)
+        if refused:
+            self._send_plain(refused)
+
+    def _was_done_before(self, out: Outgoing, answer: Exception) -> bool:
+        """The store refuses what it did take before, or the handler's own commit."""
+        if not isinstance(answer, LeaseRejected):
+            return False
+        if out.attempt.in_doubt:
+            return True
+        return bool(out.tries and answer.missing and out.ack.outcome in _REMOVING)
+
+    def _log_lost(self, out: Outgoing, answer: LeaseRejected) -> None:
+        logger.warning(
+            "job %s (queue %s): outcome %s dropped: %s",
+            out.ack.lease.job_id,
+            out.attempt.claim.envelope.queue,
+            out.ack.outcome.value,
+            answer,
+        )
+
+    def _send_plain(self, refused: list[tuple[Outgoing, Exception]]) -> None:
+        """Try once more without logs, with a short error and without the result."""
+        for out, error in refused:
+            if out.plain:
+                self._abandon([out], error)
+                continue
+            logger.warning(
+                "job %s (queue %s): ack refused, sent again in short: %s",
+                out.ack.lease.job_id,
+                out.attempt.claim.envelope.queue,
+                error,
+            )
+            out.plain = True
+            out.ack = _in_short(out.ack)
+            with self._lock:
+                self._waiting.append(out)
+
+    def _abandon(self, left: list[Outgoing], error: BaseException) -> None:
+        for out in left:
+            logger.error(
+                "job %s (queue %s): outcome %s could not be stored, its lease runs out",
+                out.ack.lease.job_id,
+                out.attempt.claim.envelope.queue,
+                out.ack.outcome.value,
+                exc_info=error,
+            )
+        self._inflight.conclude([out.attempt for out in left])
+
+
+def _in_short(ack: Ack) -> Ack:
+    if ack.result is not None:
+        return evolve(
+            ack, outcome=Outcome.RETRY, error=RESULT_NOT_STORED, result=None, logs=()
+        )
+    error = None if ack.error is None else ack.error.partition("\n")[0]
+    return evolve(ack, error=error, logs=())

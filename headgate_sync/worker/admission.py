@@ -1,0 +1,205 @@
+"""When to ask for work, and the asking."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from headgate_sync.attempt import LiveAttempt
+from headgate_sync.errors import StoreError
+from headgate_sync.lease import AdmissionBatch, AdmitRequest
+from headgate_sync.policy import next_delay
+from headgate_sync.store import Store
+from headgate_sync.worker.config import WorkerConfig
+from headgate_sync.worker.inflight import InFlight
+
+logger = logging.getLogger(__name__)
+
+NEVER_S = float("inf")
+
+
+class Admission:
+    """Decides when the next admit is due, and turns its answer into attempts.
+
+    Used by one thread; `notice`, `slot_freed` and `quiet` may be used by any, which
+    then has to nudge that thread. The due instant is absolute: being woken for
+    something else never postpones it.
+
+    Attributes:
+        quiet: set to ask for nothing.
+        due_s: local instant of the next admit.
+        answered: the store has answered an admit.
+
+    Args:
+        hand_over: gets fresh claims; takes their slots and gives them to threads.
+        landing: how many slots the ack call under way frees when it ends.
+        notified: the store sends wake-ups, and only to workers that it knows to sleep.
+        uniform: chance in [0, 1).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: WorkerConfig,
+        inflight: InFlight,
+        worker_id: str,
+        hand_over: Callable[[list[LiveAttempt]], None],
+        *,
+        now_s: Callable[[], float],
+        landing: Callable[[], int] = lambda: 0,
+        producer: Callable[[], Any] | None = None,
+        notified: bool = False,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._inflight = inflight
+        self._worker_id = worker_id
+        self._hand_over = hand_over
+        self._queues = config.queues
+        self._lease_ms = config.lease_ms
+        self._quantum = config.quantum
+        self._poll = config.poll
+        self._now_s = now_s
+        self._landing = landing
+        self._producer = producer
+        self._notified = notified
+        self._uniform = uniform
+        # Fresh per process, so that a restarted worker that keeps its id never repeats
+        # a lease id of its former life.
+        self._nonce = secrets.token_hex(4)
+        self._calls = 0
+        self._delay_ms = self._poll.floor_ms
+        self._noticed = False
+        self._deaf_until_s = float("-inf")
+        self._freed = False
+        self._asleep = False
+        self._was_quiet = False
+        self.quiet = False
+        self.answered = False
+        self.due_s = now_s()
+
+    def notice(self) -> None:
+        """A queue may have got work: a hint, whose loss or repetition costs no job."""
+        self._noticed = True
+
+    def slot_freed(self) -> None:
+        """A handler has ended; it matters when slots are waited for."""
+        self._freed = True
+
+    def step(self) -> float:
+        """Ask if it is time; returns the local instant of the next question."""
+        if self.due() <= self._now_s():
+            self.poll()
+        return self.due_s
+
+    def due(self) -> float:
+        """The local instant of the next question, with what was heard until now."""
+        if self.quiet:
+            self._was_quiet, self.due_s = True, NEVER_S
+            return self.due_s
+        if self._was_quiet:
+            self._was_quiet, self.due_s = False, self._now_s()
+        if self._freed:
+            self._freed = False
+            if self._inflight.hungry:
+                self.due_s = self._now_s()
+        if self._noticed:
+            self.due_s = min(self.due_s, max(self._now_s(), self._deaf_until_s))
+        return self.due_s
+
+    def poll(self) -> None:
+        """Ask once, unless every slot is taken, and hand over what was admitted.
+
+        An error of the store is logged and counts as an empty answer.
+        """
+        # Set before the slots are counted: one that is freed in between is heard of.
+        self._inflight.hungry = True
+        free = self._inflight.free
+        if free <= 0:
+            self.due_s = NEVER_S
+            return
+        if free < self._landing():
+            # The call under way frees more slots than there are now, and soon. One
+            # question for all of them costs the database half of two.
+            self.due_s = self._now_s() + self._poll.floor_ms / 1000
+            return
+        self._inflight.hungry = False
+        woke, self._noticed = self._noticed, False
+        sent_s = self._now_s()
+        try:
+            batch = self._admit(free)
+        except StoreError as error:
+            logger.warning("admit failed, tried again later: %s", error)
+            self._wait(0, woke=False)
+            return
+        self.answered = True
+        # Handed over before anything else: a claim that got lost here would keep its
+        # lease and never run.
+        attempts = self._attempts(batch, sent_s)
+        if attempts:
+            self._hand_over(attempts)
+        self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
+        if len(attempts) >= free:
+            self.due_s = self._now_s()  # there is probably more
+        elif self._falls_asleep(len(attempts)):
+            # This answer made the store note that the worker sleeps. Work committed
+            # just before was signalled to nobody: one more look comes before the sleep.
+            self.due_s = self._now_s()
+
+    def _falls_asleep(self, admitted: int) -> bool:
+        was_asleep, self._asleep = self._asleep, not admitted
+        return self._notified and self._asleep and not was_asleep
+
+    def _admit(self, free: int) -> AdmissionBatch:
+        self._calls += 1
+        return self._store.admit(
+            AdmitRequest(
+                worker=self._worker_id,
+                lease_id=f"{self._worker_id}:{self._nonce}:{self._calls}",
+                queues=self._queues,
+                capacity=free,
+                lease_ms=self._lease_ms,
+                quantum=self._quantum,
+            )
+        )
+
+    def _attempts(self, batch: AdmissionBatch, sent_s: float) -> list[LiveAttempt]:
+        returned_s = self._now_s()
+        # Counted from the sending: the store may have set the lease right then.
+        lease_due_s = sent_s + self._lease_ms / 1000
+        return [
+            LiveAttempt(
+                claim,
+                self._store,
+                lease_due_s=lease_due_s,
+                returned_s=returned_s,
+                now_s=self._now_s,
+                producer=self._producer,
+            )
+            for unit in batch.units
+            for claim in unit.claims
+        ]
+
+    def _wait(
+        self, admitted: int, *, woke: bool, retry_after_ms: int | None = None
+    ) -> None:
+        """Set the next due instant after an answer."""
+        now_s = self._now_s()
+        delay = next_delay(
+            admitted,
+            woke,
+            self._delay_ms,
+            self._poll,
+            draw=self._uniform(),
+            retry_after_ms=retry_after_ms,
+        )
+        self._delay_ms = delay.base_ms
+        self.due_s = now_s + delay.wait_ms / 1000
+        if woke and not admitted:
+            # The wake-up went to every idle worker and the work to another one. What is
+            # signalled in the next moments is looked at once, at their end.
+            pause_ms = self._poll.floor_ms * (0.5 + 0.5 * self._uniform())
+            self._deaf_until_s = now_s + pause_ms / 1000

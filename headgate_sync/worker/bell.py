@@ -1,0 +1,31 @@
+"""What wakes the thread that runs a worker, in a form that signal handlers may use."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+
+class Bell:
+    """Rung by anybody, heard by one thread.
+
+    A signal handler runs on that very thread and may find any lock already held by it;
+    `SimpleQueue.put` is documented as reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the thread, from any thread or signal handler."""
+        self._rings.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a ring, at most so long; earlier rings end the wait at once."""
+        try:
+            if timeout_s > 0:
+                self._rings.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+            while True:
+                self._rings.get_nowait()
+        except Empty:
+            pass

@@ -1,0 +1,193 @@
+"""`WorkerConfig`: every setting of a worker, checked when it is made."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from attrs import field, frozen
+
+from headgate_sync.binding import RetryPolicy
+from headgate_sync.durations import duration_ms
+from headgate_sync.envelope import MAX_INT64, check_int, check_text
+from headgate_sync.errors import InvalidRequest
+from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
+from headgate_sync.policy import Poll
+
+if TYPE_CHECKING:
+    from headgate_sync.client import Client
+
+MAX_WORKER_ID_BYTES = 200
+
+
+@frozen(kw_only=True)
+class HandBack:
+    """What happens to a job of a kind that this worker does not know.
+
+    Attributes:
+        delay: when it becomes available again.
+        max_claims: the claim from which on it is archived instead; None hands back for
+            ever, which is right while two builds serve one queue.
+    """
+
+    delay: timedelta | str = "30s"
+    max_claims: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        duration_ms("unknown_kind delay", self.delay)
+        if self.max_claims is not None:
+            check_int("unknown_kind max_claims", self.max_claims, 1, MAX_INT64)
+
+    @property
+    def delay_ms(self) -> int:
+        """When the job becomes available again."""
+        return duration_ms("unknown_kind delay", self.delay)
+
+
+HAND_BACK = HandBack()
+DEFAULT_POLL = Poll()
+
+
+def _every_exception(error: Exception) -> bool:
+    return True
+
+
+def _queues(queues: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(queues, str | bytes):
+        raise InvalidRequest("queues must be a sequence of str, got one text")
+    return tuple(queues)
+
+
+@frozen(kw_only=True)
+class WorkerConfig:
+    """Settings of one worker. Durations are `timedelta` or text such as "30s".
+
+    Attributes:
+        queues: where to take jobs from; the order means nothing.
+        capacity: handler threads, and the most jobs held at once.
+        lease: how long a claim is good for without a renewal.
+        quantum: fair share per partition and admit; 0 is automatic.
+        poll: waits between admits while there is nothing to do.
+        shutdown_timeout: how long running handlers may go on after a stop; 0 is
+            allowed.
+        cancel_grace: how long they may react after that, before their jobs are handed
+            back.
+        stuck_threshold: how long a handler may ignore its cancellation before it counts
+            as stuck.
+        worker_id: stable identity for sticky jobs; None makes one from host and
+            process.
+        run_duties: take part in the fleet's upkeep (reclaim, promote, quarantine,
+            retention).
+        duty_interval: how often the upkeep is looked at.
+        catch_base_exceptions: a handler's `SystemExit` and the like are failed
+            attempts. With False the thread ends without an ack, and the lost lease
+            counts as a crash.
+        on_stuck: "abandon" settles a timed-out job whose handler goes on, so that
+            another worker can run it beside the old run; "hold" keeps it until the
+            handler returns.
+        lease_expiry: "cancel" stops a handler whose lease was not confirmed in time,
+            "continue" only marks it (`ctx.lease_doubtful`).
+        is_failure: which exceptions count as failed attempts; the others hand the job
+            back.
+        retry: delays before the next attempt, for handlers without a policy of their
+            own.
+        producer: the client behind `ctx.client`; None makes one over the worker's
+            store.
+        unknown_kind: what happens to jobs of unknown kind.
+    """
+
+    queues: tuple[str, ...] = field(default=("default",), converter=_queues)
+    capacity: int = 16
+    lease: timedelta | str = "30s"
+    quantum: int = 0
+    poll: Poll = DEFAULT_POLL
+    shutdown_timeout: timedelta | str = "25s"
+    cancel_grace: timedelta | str = "1s"
+    stuck_threshold: timedelta | str = "10s"
+    worker_id: str | None = None
+    run_duties: bool = True
+    duty_interval: timedelta | str = "1s"
+    catch_base_exceptions: bool = True
+    on_stuck: Literal["abandon", "hold"] = "abandon"
+    lease_expiry: Literal["cancel", "continue"] = "cancel"
+    is_failure: Callable[[Exception], bool] = _every_exception
+    retry: RetryPolicy | None = None
+    producer: Client | None = None
+    unknown_kind: HandBack = HAND_BACK
+
+    def __attrs_post_init__(self) -> None:
+        if not self.queues:
+            raise InvalidRequest("queues must name at least one queue")
+        check_int("capacity", self.capacity, 1, MAX_CAPACITY)
+        for name in ("lease", "stuck_threshold", "duty_interval"):
+            duration_ms(name, getattr(self, name))
+        for name in ("shutdown_timeout", "cancel_grace"):
+            duration_ms(name, getattr(self, name), minimum_ms=0)
+        check_lease_ms(self.lease_ms)
+        self._check_worker_id()
+        # The request that every admit repeats: its own checks cover queues and quantum.
+        AdmitRequest(
+            worker=self.worker_id or "",
+            lease_id="check",
+            queues=self.queues,
+            capacity=self.capacity,
+            lease_ms=self.lease_ms,
+            quantum=self.quantum,
+        )
+        for name, allowed in (
+            ("on_stuck", ("abandon", "hold")),
+            ("lease_expiry", ("cancel", "continue")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)!r}, "
+                    f"allowed is {' or '.join(allowed)}"
+                )
+
+    def _check_worker_id(self) -> None:
+        if self.worker_id is None:
+            return
+        check_text("worker_id", self.worker_id)
+        if not self.worker_id.isascii() or not (
+            1 <= len(self.worker_id) <= MAX_WORKER_ID_BYTES
+        ):
+            raise InvalidRequest(
+                f"worker_id is {self.worker_id!r}, "
+                f"allowed are 1 to {MAX_WORKER_ID_BYTES} ASCII bytes"
+            )
+
+    @property
+    def lease_ms(self) -> int:
+        """Length of a lease."""
+        return duration_ms("lease", self.lease)
+
+    @property
+    def shutdown_timeout_ms(self) -> int:
+        """How long running handlers may go on after a stop."""
+        return duration_ms("shutdown_timeout", self.shutdown_timeout, minimum_ms=0)
+
+    @property
+    def cancel_grace_ms(self) -> int:
+        """How long handlers may react to their cancellation at the end."""
+        return duration_ms("cancel_grace", self.cancel_grace, minimum_ms=0)
+
+    @property
+    def stuck_threshold_ms(self) -> int:
+        """How long a handler may ignore its cancellation."""
+        return duration_ms("stuck_threshold", self.stuck_threshold)
+
+    @property
+    def duty_interval_ms(self) -> int:
+        """How often the upkeep is looked at."""
+        return duration_ms("duty_interval", self.duty_interval)
+
+
+def make_worker_id() -> str:
+    """A fresh identity of at most 200 ASCII bytes: host, process, random digits."""
+    tail = f"-{os.getpid()}-{secrets.token_hex(4)}"
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    return host[: MAX_WORKER_ID_BYTES - len(tail)] + tail

@@ -1,0 +1,218 @@
+"""The fleet's upkeep: who does it is decided by leases, one per duty."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from headgate_sync.errors import StoreError
+from headgate_sync.inspection import Inspect
+from headgate_sync.store import Store
+
+logger = logging.getLogger(__name__)
+
+RECLAIM_LIMIT = 1_000
+PROMOTE_LIMIT = 10_000
+QUARANTINE_LIMIT = 1_000
+EVICT_LIMIT = 1_000
+FOLD_LIMIT = 256
+RECONCILE_LIMIT = 100
+GATE_UPKEEP_S = 30.0
+HUNG_S = 60.0
+
+
+class Duty:
+    """One duty: its work, and the thread that does it when it is due.
+
+    Every duty has a thread of its own, so that a sweep that hangs stops only itself.
+
+    Args:
+        sweep: one bounded piece of work; True when it was a full batch, so that more is
+            likely.
+        every_s: how often it is due even when the store sees no row for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sweep: Callable[[], bool],
+        *,
+        now_s: Callable[[], float],
+        every_s: float = float("inf"),
+    ) -> None:
+        self.name = name
+        self._sweep = sweep
+        self._now_s = now_s
+        self._every_s = every_s
+        self._thread: threading.Thread | None = None
+        self._began_s = float("-inf")
+        self._stopping = False
+
+    @property
+    def hangs(self) -> bool:
+        """A batch takes over a minute: the duty is left to others until it is back."""
+        return self.runs and self._now_s() - self._began_s > HUNG_S
+
+    @property
+    def runs(self) -> bool:
+        """A sweep is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, *, due: bool) -> None:
+        """Start a sweep if one is due and none is under way."""
+        if self.runs or not (due or self._now_s() - self._began_s >= self._every_s):
+            return
+        self._began_s = self._now_s()
+        self._thread = threading.Thread(
+            target=self._work, name=f"headgate-duty-{self.name}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Start no further batch."""
+        self._stopping = True
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the sweep; False when it is still under way."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, timeout_s))
+        return not self.runs
+
+    def _work(self) -> None:
+        try:
+            while self._sweep() and not self._stopping:
+                self._began_s = self._now_s()
+        except StoreError as error:
+            logger.warning(
+                "duty %s: %s; tried again at the next tick", self.name, error
+            )
+        except BaseException:  # the top of a thread; the next tick starts a new one
+            logger.exception("duty %s failed; tried again at the next tick", self.name)
+
+
+class Duties:
+    """Asks once per interval which duties this worker holds, and does the due ones."""
+
+    def __init__(
+        self,
+        store: Store,
+        holder: str,
+        *,
+        interval_ms: int,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._holder = holder
+        self._interval_ms = interval_ms
+        self._now_s = now_s
+        self._duties = {duty.name: duty for duty in built_in_duties(store, now_s)}
+        self._next_s = now_s() + interval_ms / 1000
+        self.held: frozenset[str] = frozenset()
+
+    def step(self) -> float:
+        """Tick if it is time; returns the local instant of the next tick."""
+        now_s = self._now_s()
+        if now_s < self._next_s:
+            return self._next_s
+        names = [duty.name for duty in self._duties.values() if not duty.hangs]
+        held: dict[str, bool] = {}
+        try:
+            held = self._store.duty_tick(
+                self._holder, names, lease_ms=2 * self._interval_ms
+            )
+        except StoreError as error:
+            # Without an answer nothing is known to be held.
+            logger.warning("duties: %s; tried again at the next tick", error)
+        finally:
+            self.held = frozenset(held)
+        for name, due in held.items():
+            self._duties[name].begin(due=due)
+        # Only now: a tick that failed in another way stays due, and counts as failed
+        # until one goes well.
+        self._next_s = now_s + self._interval_ms / 1000
+        return self._next_s
+
+    def release(self, timeout_s: float) -> None:
+        """Stop the sweeps and give every duty up, so that others need not wait."""
+        for duty in self._duties.values():
+            duty.stop()
+        until_s = self._now_s() + timeout_s
+        for duty in self._duties.values():
+            if not duty.join(until_s - self._now_s()):
+                logger.warning("duty %s is still under way at the end", duty.name)
+            elif duty.name in self.held:
+                self._release(duty.name)
+        self.held = frozenset()
+
+    def _release(self, name: str) -> None:
+        try:
+            self._store.release_duty(name, self._holder)
+        except StoreError as error:
+            logger.warning("duty %s not released, its lease runs out: %s", name, error)
+
+
+def built_in_duties(store: Store, now_s: Callable[[], float]) -> list[Duty]:
+    """The duties that this store can do."""
+    duties = [
+        Duty("reclaimer", lambda: _reclaim(store), now_s=now_s),
+        Duty("promoter", lambda: _promote(store), now_s=now_s, every_s=GATE_UPKEEP_S),
+        Duty("retention", lambda: _evict(store), now_s=now_s),
+    ]
+    inspect = store.inspect
+    if inspect is not None:
+        duties.append(Duty("quarantine", lambda: _quarantine(inspect), now_s=now_s))
+    return duties
+
+
+def _evict(store: Store) -> bool:
+    evicted = store.evict_retained(EVICT_LIMIT)
+    if evicted:
+        logger.info("duty retention: %d finished jobs deleted", evicted)
+    return evicted >= EVICT_LIMIT
+
+
+def _quarantine(inspect: Inspect) -> bool:
+    moved = inspect.quarantine_sweep(QUARANTINE_LIMIT)
+    if moved:
+        logger.warning(
+            "duty quarantine: %d waiting jobs of bad content set aside", moved
+        )
+    return moved >= QUARANTINE_LIMIT
+
+
+def _reclaim(store: Store) -> bool:
+    taken = store.reclaim_expired(RECLAIM_LIMIT)
+    for job in taken:
+        logger.warning(
+            "job %s: its lease ran out, crash %d%s",
+            job.job_id,
+            job.crash_attempt,
+            "; quarantined" if job.quarantined else "",
+        )
+    return len(taken) >= RECLAIM_LIMIT
+
+
+def _promote(store: Store) -> bool:
+    """Promote due jobs, then keep the gate's books; a fault of one spares the other."""
+    promoted = 0
+    try:
+        promoted = store.promote_due(PROMOTE_LIMIT)
+    finally:
+        folded = _fold(store)
+    return promoted >= PROMOTE_LIMIT or folded >= FOLD_LIMIT
+
+
+def _fold(store: Store) -> int:
+    if store.maintenance is None:
+        return 0
+    try:
+        folded = store.maintenance.gate_fold(FOLD_LIMIT)
+        if folded < FOLD_LIMIT and (
+            wrong := store.maintenance.gate_reconcile(RECONCILE_LIMIT)
+        ):
+            logger.warning("the gate's counters were wrong for %d partitions", wrong)
+    except StoreError as error:
+        logger.warning("gate upkeep: %s; tried again at the next tick", error)
+        return 0
+    return folded

@@ -1,0 +1,122 @@
+"""The handler threads and the queue that feeds them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Set
+from queue import SimpleQueue
+from typing import Final
+
+from headgate_sync.attempt import LiveAttempt
+from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+
+class _Order:
+    """What a handler thread gets besides claims."""
+
+
+_FLY: Final = _Order()
+_END: Final = _Order()
+
+
+class HandlerThreads:
+    """As many threads as there are slots, so that every claim finds one at once.
+
+    All share one queue. A thread that is done before the others wake up takes the next
+    claim itself, which saves most of the switches between threads when jobs are short.
+    Acks are therefore sent behind the claims that are already waiting: they start
+    within moments, whatever they are, and their acks may share the call.
+    """
+
+    def __init__(self, runner: Runner, acks: AckBox, inflight: InFlight) -> None:
+        self._runner = runner
+        self._acks = acks
+        self._inflight = inflight
+        self._queue: SimpleQueue[LiveAttempt | _Order] = SimpleQueue()
+        self._lock = threading.Lock()  # guards the two fields below
+        self._threads: list[threading.Thread] = []
+        self._made = 0
+
+    def start(self) -> None:
+        """Start one thread per slot."""
+        for _ in range(self._inflight.capacity):
+            self._add_thread()
+
+    def feed(self, attempts: Iterable[LiveAttempt]) -> None:
+        """Hand claims over; each has a slot already."""
+        for attempt in attempts:
+            self._queue.put(attempt)
+
+    def end(self) -> None:
+        """Let every thread end after what it does now."""
+        for _ in range(self._inflight.capacity):
+            self._queue.put(_END)
+
+    def join(
+        self, timeout_s: float, *, but: Set[int | None] = frozenset()
+    ) -> list[str]:
+        """Wait for the ends.
+
+        Args:
+            timeout_s: for all together.
+            but: identities of threads that are known not to come back.
+
+        Returns:
+            The names of the threads that are still running, those included.
+        """
+        until_s = time.monotonic() + timeout_s
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread.ident not in but:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _add_thread(self) -> None:
+        with self._lock:
+            self._made += 1
+            thread = threading.Thread(
+                target=self._loop, name=f"headgate-handler-{self._made}", daemon=True
+            )
+            self._threads = [
+                t for t in self._threads if t.is_alive() or t.ident is None
+            ]
+            self._threads.append(thread)
+        thread.start()
+
+    def _loop(self) -> None:
+        queue = self._queue
+        while True:
+            order = queue.get()
+            try:
+                if isinstance(order, LiveAttempt):
+                    must_fly = self._runner.run(order)
+                    if must_fly and not queue.empty():
+                        queue.put(_FLY)
+                        continue
+                elif order is _END:
+                    return
+                else:
+                    must_fly = True
+                if must_fly:
+                    self._acks.fly()
+            except Exception:
+                logger.exception("headgate failed around a handler; the thread goes on")
+                self._forget(order)
+            except BaseException:
+                # Asked for by catch_base_exceptions=False. The job is not acked: its
+                # lease runs out and counts as a crash.
+                logger.critical("a handler ended its thread", exc_info=True)
+                self._forget(order)
+                self._add_thread()
+                return
+
+    def _forget(self, order: LiveAttempt | _Order) -> None:
+        if isinstance(order, LiveAttempt):
+            self._inflight.finish(order, acks=False)

@@ -1,0 +1,263 @@
+"""The end of a worker: signals, the bounded drain, and its exit status."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from attrs import frozen
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential,
+)
+
+from headgate_sync.attempt import LiveAttempt
+from headgate_sync.cancel import CancelReason
+from headgate_sync.errors import StoreError, StoreUnavailable
+from headgate_sync.lease import Ack
+from headgate_sync.lifecycle import Outcome
+from headgate_sync.store import Store
+from headgate_sync.validation import MAX_ACKS
+from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.bell import Bell
+from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.outcomes import RELEASED_AT_SHUTDOWN
+
+logger = logging.getLogger(__name__)
+
+EXIT_CLEAN = 0
+EXIT_CONFIGURATION = 2
+EXIT_RELEASED = 10
+EXIT_ABANDONED = 11
+EXIT_LOOP_DEAD = 13
+RELEASE_WINDOW_MS = 5_000
+STORE_GRACE_S = 0.5
+
+
+@frozen
+class ExitStatus:
+    """How a worker ended.
+
+    Attributes:
+        code: 0 drained; 10 jobs were handed back; 11 handlers still run, and the
+            process must end with `os._exit`; 13 a service loop could not be revived.
+        released: jobs handed back unfinished.
+        abandoned: handler threads that did not return.
+    """
+
+    code: int
+    released: int
+    abandoned: int
+
+
+def exit_status(*, released: int, abandoned: int, loop_died: bool) -> ExitStatus:
+    """The status with the highest code that applies."""
+    code = EXIT_CLEAN
+    if released:
+        code = EXIT_RELEASED
+    if abandoned:
+        code = EXIT_ABANDONED
+    if loop_died:
+        code = EXIT_LOOP_DEAD
+    return ExitStatus(code, released, abandoned)
+
+
+class Signals:
+    """Counts signals while installed, and restores the previous handlers afterwards.
+
+    SIGTERM and SIGINT stop the worker, the second of them without waiting for handlers;
+    the third ends the process at once. SIGUSR1 toggles whether work is taken, SIGUSR2
+    writes all stacks to standard error.
+    """
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._previous: dict[int, Any] = {}
+        self.stops = 0
+        self.toggles = 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            logger.info("not on the main thread: signal handlers are not installed")
+            return self
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._previous[signum] = signal.signal(signum, self._stop)
+        if hasattr(signal, "SIGUSR1"):
+            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._toggle)
+        if hasattr(faulthandler, "register") and sys.__stderr__ is not None:
+            faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._previous and hasattr(faulthandler, "register"):
+            faulthandler.unregister(signal.SIGUSR2)
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        self._previous.clear()
+
+    # Handlers: counting and one reentrant put, nothing else. They can interrupt the
+    # main thread while it holds any lock.
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stops += 1
+        if self.stops >= 3:
+            os._exit(128 + signum)
+        self._bell.ring()
+
+    def _toggle(self, signum: int, frame: FrameType | None) -> None:
+        self.toggles += 1
+        self._bell.ring()
+
+
+class Drain:
+    """Lets running handlers finish, for a bounded time, and hands the rest back.
+
+    Args:
+        hurried: whether the wait for handlers is to be skipped.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        inflight: InFlight,
+        acks: AckBox,
+        bell: Bell,
+        *,
+        now_s: Callable[[], float],
+        hurried: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._inflight = inflight
+        self._acks = acks
+        self._bell = bell
+        self._now_s = now_s
+        self._hurried = hurried
+
+    def run(self, *, timeout_ms: int, grace_ms: int) -> tuple[int, list[LiveAttempt]]:
+        """Drain; the heartbeat has to go on meanwhile.
+
+        Returns:
+            How many jobs were released here, and the attempts whose handlers have not
+            returned.
+        """
+        self._inflight.draining = True
+        self._wait(self._now_s() + timeout_ms / 1000, hurried=self._hurried)
+        for attempt in self._inflight.attempts():
+            if not attempt.returned:
+                attempt.cancel(CancelReason.SHUTDOWN)
+        self._wait(self._now_s() + grace_ms / 1000)
+        window_s = min(timeout_ms, RELEASE_WINDOW_MS) / 1000
+        until_s = self._now_s() + window_s
+        released = self._release(window_s)
+        # What handlers did finish may still be on its way to the store.
+        self._wait(
+            until_s, over=lambda attempt: attempt.concluded or not attempt.settled
+        )
+        self._acks.give_up()
+        left = [a for a in self._inflight.attempts() if not a.returned]
+        for attempt in left:
+            logger.warning(
+                "job %s (queue %s): its handler did not return",
+                attempt.lease.job_id,
+                attempt.claim.envelope.queue,
+            )
+        return released, left
+
+    def _wait(
+        self,
+        until_s: float,
+        *,
+        over: Callable[[LiveAttempt], bool] = lambda attempt: False,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until every attempt has left the table, or is `over`."""
+        while not hurried() and not all(map(over, self._inflight.attempts())):
+            left_s = until_s - self._now_s()
+            if left_s <= 0:
+                return
+            self._bell.wait(left_s)
+
+    def _release(self, window_s: float) -> int:
+        """Hand back what still runs; returns how many the store took."""
+        running = [
+            attempt
+            for attempt in self._inflight.attempts()
+            if attempt.renewing
+            and attempt.finished is None
+            and self._inflight.settle(attempt)
+        ]
+        released: list[int] = []
+        if running:
+            within(
+                window_s + STORE_GRACE_S,
+                "release",
+                lambda: released.append(release(self._store, running, window_s)),
+            )
+        self._inflight.conclude(running)
+        return sum(released)
+
+
+def release(store: Store, attempts: Sequence[LiveAttempt], window_s: float) -> int:
+    """Hand jobs back because the worker ends; no attempt and no crash is counted.
+
+    Args:
+        window_s: how long an outage of the store is waited out.
+
+    Returns:
+        How many the store took.
+    """
+    acks = [
+        Ack(
+            lease=attempt.lease,
+            outcome=Outcome.RATE_LIMITED,
+            error=RELEASED_AT_SHUTDOWN,
+            actual_weight=attempt.actual_weight,
+        )
+        for attempt in attempts
+    ]
+    retrying = Retrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_exponential(multiplier=0.1, max=2),
+        stop=stop_after_delay(window_s),
+        reraise=True,
+    )
+    released = 0
+    for start in range(0, len(acks), MAX_ACKS):
+        part = acks[start : start + MAX_ACKS]
+        try:
+            answers = retrying(store.ack_batch, part)
+        except StoreError as error:
+            logger.error(
+                "%d running jobs could not be handed back; their leases run out",
+                len(part),
+                exc_info=error,
+            )
+        else:
+            released += sum(answer is None for answer in answers)
+    return released
+
+
+def within(seconds: float, name: str, work: Callable[[], object]) -> None:
+    """Do something that a database which hangs cannot hold up for longer than this.
+
+    It goes on, on a daemon thread, when the time is over.
+    """
+    thread = threading.Thread(target=work, name=f"headgate-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        logger.warning("%s took over %.1f s and is left behind", name, seconds)

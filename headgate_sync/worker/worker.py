@@ -1,0 +1,425 @@
+"""`Worker`: takes jobs, runs them on threads, and stops in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from attrs import frozen
+
+from headgate_sync.attempt import LiveAttempt
+from headgate_sync.binding import WorkerInfo
+from headgate_sync.errors import ConfigurationError, StoreError
+from headgate_sync.lease import Ack
+from headgate_sync.registry import Registry
+from headgate_sync.store import Store
+from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.admission import Admission
+from headgate_sync.worker.bell import Bell
+from headgate_sync.worker.config import WorkerConfig, make_worker_id
+from headgate_sync.worker.duties import Duties
+from headgate_sync.worker.handlers import HandlerThreads
+from headgate_sync.worker.heartbeat import Heartbeat
+from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.listening import Listening
+from headgate_sync.worker.loops import LoopHealth, ServiceLoop
+from headgate_sync.worker.outcomes import RELEASED_AT_SHUTDOWN
+from headgate_sync.worker.runner import Runner
+from headgate_sync.worker.shutdown import (
+    Drain,
+    ExitStatus,
+    Signals,
+    exit_status,
+    release,
+    within,
+)
+from headgate_sync.worker.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from headgate_sync.client import Client
+
+logger = logging.getLogger(__name__)
+
+KINDS_LOOKED_AT = 1_000
+KINDS_S = 5.0
+JOIN_S = 1.0
+LOOK_AT_WATCHDOG_S = 5.0
+
+
+@frozen(kw_only=True)
+class Health:
+    """How a worker is doing; no I/O stands behind it.
+
+    Attributes:
+        status: "starting", "running", "quiet", "terminating" or "failing".
+        in_flight: slots taken.
+        duties: names of the duties held.
+        threads: the service loops by name.
+    """
+
+    status: str
+    worker_id: str
+    in_flight: int
+    capacity: int
+    duties: tuple[str, ...]
+    threads: dict[str, LoopHealth]
+
+
+class Worker:
+    """Runs jobs of a registry's kinds; one `run` per object.
+
+    Args:
+        store: where the jobs are. It is not closed.
+        registry: the handlers.
+        config: the settings.
+
+    Attributes:
+        worker_id: the identity shown to the store.
+        ready: set once the store has answered the first admit.
+    """
+
+    def __init__(
+        self, store: Store, registry: Registry, config: WorkerConfig | None = None
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._config = config or WorkerConfig()
+        self.worker_id = self._config.worker_id or make_worker_id()
+        self.ready = threading.Event()
+        self._now_s = time.monotonic
+        self._pid = os.getpid()
+        self._bell = Bell()
+        self._signals = Signals(self._bell)
+        self._stopping = False
+        self._intake = threading.Lock()  # guards the next field, and no claim passes it
+        self._closed = False
+        self._dead_loop: str | None = None
+        self._released = 0
+        self._status = "starting"
+        self._over = threading.Event()
+        self._begun = threading.Event()  # answered, or over
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._producer: Client | None = self._config.producer
+        self.exit_status: ExitStatus | None = None
+        self._build()
+
+    def _build(self) -> None:
+        config, store, now_s = self._config, self._store, self._now_s
+        self._inflight = InFlight(config.capacity, self._slot_freed)
+        self._acks = AckBox(store, self._inflight, now_s=now_s, accepted=self._accepted)
+        info = WorkerInfo(
+            worker_id=self.worker_id,
+            queues=tuple(sorted(config.queues)),
+            capacity=config.capacity,
+        )
+        runner = Runner(
+            self._registry, config, self._inflight, self._acks, info, now_s=now_s
+        )
+        self._handlers = HandlerThreads(runner, self._acks, self._inflight)
+        self._admission = Admission(
+            store,
+            config,
+            self._inflight,
+            self.worker_id,
+            self._hand_over,
+            now_s=now_s,
+            landing=lambda: self._acks.aboard,
+            producer=self._client,
+            notified=store.notifying is not None,
+        )
+        heartbeat = Heartbeat(
+            store, self._inflight, lease_ms=config.lease_ms, now_s=now_s
+        )
+        self._watch = Watchdog(
+            config, self._inflight, self._acks, now_s=now_s, died=self._died
+        )
+        self._duties: Duties | None = None
+        if config.run_duties:
+            self._duties = Duties(
+                store, self.worker_id, interval_ms=config.duty_interval_ms, now_s=now_s
+            )
+        self._loops = {
+            "watchdog": self._loop("watchdog", self._watch.step),
+            "heartbeat": self._loop("heartbeat", heartbeat.step),
+            "admission": self._loop("admission", self._admit),
+        }
+        if store.notifying is not None:
+            listening = Listening(
+                store.notifying, config.queues, notice=self._noticed, now_s=now_s
+            )
+            self._loops["notify"] = self._loop("notify", listening.step)
+        if self._duties is not None:
+            self._loops["duties"] = self._loop("duties", self._duties.step)
+
+    def _loop(self, name: str, step: Callable[[], float]) -> ServiceLoop:
+        return ServiceLoop(name, step, died=self._died, now_s=self._now_s)
+
+    def run(self, *, install_signal_handlers: bool = True) -> ExitStatus:
+        """Work until stopped; blocks.
+
+        Args:
+            install_signal_handlers: for the time of the call, and only on the main
+                thread.
+
+        Returns:
+            How it ended. With `abandoned` above 0 the process must end with `os._exit`.
+
+        Raises:
+            ConfigurationError: a handler declares a result and the store keeps none.
+            InvalidRequest: faults of the registry, all at once.
+            RuntimeError: the worker was made before a fork, or has run already.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "worker used after fork; make it in the process that runs it"
+            )
+        if self._status != "starting":
+            raise RuntimeError("a worker runs once; make another one")
+        self._status = "running"
+        try:
+            self._check_registry()
+            if not install_signal_handlers:
+                return self._run()
+            with self._signals:
+                return self._run()
+        finally:
+            self._over.set()
+            self._begun.set()
+
+    def stop(self, *, wait: bool = False) -> None:
+        """Begin the bounded drain, from any thread.
+
+        Args:
+            wait: return only when `run` has ended; not on the thread that runs it.
+        """
+        self._stopping = True
+        self._bell.ring()
+        if wait:
+            self._over.wait()
+
+    def health(self) -> Health:
+        """How the worker is doing, from any thread."""
+        status = self._status
+        if self._dead_loop is not None:
+            status = "failing"
+        elif status == "running" and self._admission.quiet:
+            status = "quiet"
+        threads = {name: loop.health() for name, loop in self._loops.items()}
+        return Health(
+            status=status,
+            worker_id=self.worker_id,
+            in_flight=len(self._inflight),
+            capacity=self._inflight.capacity,
+            duties=tuple(sorted(self._duties.held)) if self._duties is not None else (),
+            threads=threads,
+        )
+
+    def __enter__(self) -> Self:
+        """Run on a background thread; returns once the store has answered.
+
+        Raises:
+            Exception: what `run` raised instead.
+        """
+        self._thread = threading.Thread(target=self._run_apart, name="headgate-main")
+        self._thread.start()
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        self.stop()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run_apart(self) -> None:
+        try:
+            self.run(install_signal_handlers=False)
+        except Exception as error:  # the top of a thread; handed to the user's thread
+            self._error = error
+
+    def _check_registry(self) -> None:
+        self._registry.check()
+        if self._store.results is not None:
+            return
+        declaring = [
+            kind
+            for kind in sorted(self._registry.kinds())
+            if (binding := self._registry.resolve(kind)) and binding.declares_result
+        ]
+        if declaring:
+            raise ConfigurationError(
+                f"handlers of {', '.join(declaring)} return a result, "
+                "and this store keeps no results"
+            )
+
+    def _run(self) -> ExitStatus:
+        logger.info(
+            "worker %s starts: queues %s, %d threads",
+            self.worker_id,
+            ", ".join(self._config.queues),
+            self._config.capacity,
+        )
+        within(KINDS_S, "kinds", self._warn_of_unknown_kinds)
+        self._handlers.start()
+        self._watch.watch(
+            [lp for name, lp in self._loops.items() if name != "watchdog"]
+        )
+        for loop in self._loops.values():
+            loop.start()
+        try:
+            self._supervise()
+        except KeyboardInterrupt:
+            # Where the caller keeps Python's own handler for it.
+            self._stopping = True
+        return self._shut_down()
+
+    def _warn_of_unknown_kinds(self) -> None:
+        if self._store.inspect is None:
+            return
+        try:
+            kinds = self._store.inspect.distinct_kinds(KINDS_LOOKED_AT)
+        except StoreError as error:
+            logger.warning("waiting kinds not looked at: %s", error)
+            return
+        for kind in kinds:
+            if self._registry.resolve(kind) is None:
+                logger.warning(
+                    "jobs of kind %s wait, and this worker has no handler", kind
+                )
+
+    def _supervise(self) -> None:
+        """Wait for the end. No store call is made here, so that none can hold it up."""
+        while not self._must_stop():
+            self._bell.wait(LOOK_AT_WATCHDOG_S)
+            quiet = self._signals.toggles % 2 == 1
+            if quiet != self._admission.quiet:
+                self._admission.quiet = quiet
+                self._loops["admission"].nudge()
+            if self._loops["watchdog"].ended:
+                self._died("watchdog")
+
+    def _must_stop(self) -> bool:
+        return self._stopping or self._signals.stops > 0 or self._dead_loop is not None
+
+    # On the threads of the loops.
+
+    def _admit(self) -> float:
+        due_s = self._admission.step()
+        if self._admission.answered and not self.ready.is_set():
+            self.ready.set()
+            self._begun.set()
+        return due_s
+
+    def _hand_over(self, attempts: list[LiveAttempt]) -> None:
+        with self._intake:
+            crossed = self._closed
+            if not crossed:
+                self._inflight.add(attempts)
+                self._handlers.feed(attempts)
+        if crossed:
+            # The answer crossed the stop: nothing is started any more.
+            release(self._store, attempts, 0.0)
+        elif self._watch.must_wake(attempts):
+            self._loops["watchdog"].nudge()
+
+    def _slot_freed(self) -> None:
+        self._admission.slot_freed()
+        self._loops["admission"].nudge()
+        if self._inflight.draining:
+            self._bell.ring()
+
+    def _noticed(self) -> None:
+        self._admission.notice()
+        self._loops["admission"].nudge()
+
+    # The end.
+
+    def _shut_down(self) -> ExitStatus:
+        self._status = "terminating"
+        with self._intake:
+            self._closed = True
+        logger.info("worker %s stops, %d jobs run", self.worker_id, len(self._inflight))
+        for name in ("admission", "notify"):
+            if name in self._loops:
+                self._loops[name].stop()
+        drain = Drain(
+            self._store,
+            self._inflight,
+            self._acks,
+            self._bell,
+            now_s=self._now_s,
+            hurried=lambda: self._signals.stops > 1,
+        )
+        released, left = drain.run(
+            timeout_ms=self._config.shutdown_timeout_ms,
+            grace_ms=self._config.cancel_grace_ms,
+        )
+        status = exit_status(
+            released=released + self._released,
+            abandoned=self._end_threads(left),
+            loop_died=self._dead_loop is not None,
+        )
+        self.exit_status = status
+        logger.info(
+            "worker %s ends with code %d: %d jobs released, %d threads abandoned",
+            self.worker_id,
+            *(status.code, status.released, status.abandoned),
+        )
+        return status
+
+    def _end_threads(self, left: list[LiveAttempt]) -> int:
+        """Stop everything, the heartbeat after the handlers and the duties last.
+
+        Returns:
+            How many threads are still running.
+        """
+        self._handlers.end()
+        alive = self._handlers.join(JOIN_S, but={attempt.thread_id for attempt in left})
+        self._loops["heartbeat"].stop()
+        if self._duties is not None:
+            self._loops["duties"].stop()
+            within(JOIN_S, "duties", self._release_duties)
+        until_s = self._now_s() + JOIN_S
+        for name, loop in self._loops.items():
+            loop.stop()
+            if not loop.join(until_s - self._now_s()):
+                alive.append(f"headgate-{name}")
+        if alive:
+            logger.warning("threads still running: %s", ", ".join(alive))
+        return len(alive)
+
+    def _release_duties(self) -> None:
+        assert self._duties is not None
+        self._loops["duties"].join(JOIN_S)
+        self._duties.release(JOIN_S)
+
+    def _died(self, name: str) -> None:
+        if self._dead_loop is None:
+            self._dead_loop = name
+            logger.critical("%s could not be revived; the worker drains and ends", name)
+            self._bell.ring()
+
+    def _accepted(self, attempt: LiveAttempt, ack: Ack) -> None:
+        if ack.error == RELEASED_AT_SHUTDOWN:
+            self._released += 1  # by the pilot of the ack box alone
+
+    def _client(self) -> Client:
+        if self._producer is None:
+            from headgate_sync.client import Client
+
+            self._producer = Client(self._store)
+        return self._producer
