@@ -1,0 +1,180 @@
+"""Fixtures: a server for the run, a database per process of it, and the two stores.
+
+Under xdist all processes share the server, and each has a database of its own. A test
+starts from an empty schema whose clock stands at 1,000,000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import hypothesis
+import psycopg
+import pytest
+from psycopg_pool import ConnectionPool
+
+from headgate_sync.errors import ConfigurationError
+from headgate_sync.lifecycle import TRANSITIONS
+from headgate_sync.postgres.migrate import migrate_up
+from headgate_sync.store import CAPABILITIES, Store
+from tests import testschema
+from tests.backends import SCHEMA, Backend, Clock, MemoryBackend, PostgresBackend
+from tests.servers import new_database, session_server
+
+hypothesis.settings.register_profile(
+    "dev", max_examples=30, stateful_step_count=40, deadline=None
+)
+hypothesis.settings.register_profile(
+    "ci", max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
+)
+hypothesis.settings.register_profile(
+    "long",
+    max_examples=600,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or (
+    "ci" if os.environ.get("CI") else "dev"
+)
+hypothesis.settings.load_profile(PROFILE)
+
+
+# The database
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A server that may create databases; without one CI fails and others skip."""
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(session_server())
+        except ConfigurationError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no PostgreSQL server: {error}")
+        yield url
+
+
+@pytest.fixture(scope="session")
+def database_url(server_url: str) -> Iterator[str]:
+    """The conninfo of a database whose schema `headgate` is migrated and audited."""
+    with new_database(server_url) as url:
+        migrate_up(url, schema=SCHEMA)
+        with psycopg.connect(url, autocommit=True) as connection:
+            testschema.install_reset(connection, SCHEMA)
+            testschema.install_clock(connection, SCHEMA)
+            testschema.install_audit(connection, SCHEMA)
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pool(database_url: str) -> Iterator[ConnectionPool[Any]]:
+    """A pool over the test database; 64 threads may wait for it."""
+    with ConnectionPool(
+        database_url, min_size=2, max_size=12, timeout=60, max_waiting=0, open=True
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def admin(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection to the test database, for what no store call does."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+# The stores
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryBackend]:
+    """The in-memory kind, empty."""
+    backend = MemoryBackend()
+    yield backend
+    backend.audit()
+
+
+@pytest.fixture
+def postgres(
+    pool: ConnectionPool[Any], admin: psycopg.Connection[Any]
+) -> Iterator[PostgresBackend]:
+    """The PostgreSQL kind, empty; its rows are audited after the test."""
+    backend = PostgresBackend(pool, admin)
+    backend.reset()
+    yield backend
+    backend.close()
+    backend.audit()
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each kind of store in turn."""
+    found: Backend = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def make_store(backend: Backend) -> Callable[..., Store]:
+    """Make a store with options of its own; the backend is emptied first."""
+    return backend.make_store
+
+
+@pytest.fixture
+def store(backend: Backend) -> Store:
+    """An empty store with default options and without jitter."""
+    return backend.make_store()
+
+
+@pytest.fixture
+def clock(backend: Backend) -> Clock:
+    """The clock of `store`, standing at 1,000,000."""
+    return backend.clock
+
+
+# Capabilities
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """On a store without a capability that the test needs, check that it says so."""
+    marker = pyfuncitem.get_closest_marker("needs")
+    if marker is None:
+        return None
+    backend: Backend = pyfuncitem.funcargs["backend"]
+    store: Store = pyfuncitem.funcargs["store"]
+    unknown = set(marker.args) - set(CAPABILITIES)
+    assert not unknown, f"not a capability: {unknown}"
+    missing = [name for name in marker.args if getattr(store, name) is None]
+    assert set(missing) == set(marker.args) & backend.lacks
+    return True if missing else None
+
+
+# Coverage of the table of transitions
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how often each row of the table was taken by the state machines."""
+    taken: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, value in report.user_properties:
+                if name == "transitions":
+                    taken.update(value)
+    if not taken:
+        return
+    rows = [f"{row.source} {row.event} {row.target}" for row in TRANSITIONS]
+    terminalreporter.section("state machines")
+    terminalreporter.line(
+        f"{taken.total()} transitions over {sum(row in taken for row in rows)}"
+        f" of {len(rows)} rows of the table"
+    )
+    if PROFILE == "long":
+        for row in rows:
+            terminalreporter.line(f"{taken[row]:8} {row}")

@@ -1,0 +1,111 @@
+"""The application that the worker processes of these tests run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import psycopg
+
+from headgate_sync.app import Headgate
+from headgate_sync.context import JobContext
+from headgate_sync.postgres.store import PgStore
+
+QUEUE = "crash"
+URL = os.environ["HEADGATE_DATABASE_URL"]
+POINT = os.environ.get("CRASH_POINT", "")
+
+hg = Headgate.from_env()
+
+
+def _insert(statement: str, values: tuple[Any, ...]) -> None:
+    with psycopg.connect(URL, autocommit=True) as connection:
+        connection.execute(statement, values)
+
+
+def note_run(ctx: JobContext) -> None:
+    """Note that the handler was entered, outside of any transaction of the job."""
+    row = (ctx.job_id, ctx.lease.fence, os.getpid())
+    _insert("INSERT INTO public.run VALUES (%s, %s, %s)", row)
+
+
+def stay(point: str) -> None:
+    """Say that a point is reached, and never leave it."""
+    _insert("INSERT INTO public.reached VALUES (%s, %s)", (point, os.getpid()))
+    threading.Event().wait()
+
+
+@hg.task("effect", queue=QUEUE, retention="1h")
+def effect(ctx: JobContext, at: str = "") -> None:
+    """Write one row in the commit that completes the job; stay at a point at first."""
+    note_run(ctx)
+    first = ctx.crash_attempt == 0
+    if first and at == "handler":
+        stay("handler")
+
+    def write(tx: Any) -> None:
+        tx.connection.execute(
+            "INSERT INTO public.effect VALUES (%s, %s)", (ctx.job_id, ctx.lease.fence)
+        )
+        if first and at == "transaction":
+            stay("transaction")
+
+    ctx.once(write)
+    if first and at == "committed":
+        stay("committed")
+
+
+@hg.task("plain", queue=QUEUE, retention="1h")
+def plain(ctx: JobContext) -> None:
+    """Nothing but its run."""
+    note_run(ctx)
+
+
+@hg.task("dies", queue=QUEUE, retention="1h")
+def dies(ctx: JobContext, how: str) -> None:
+    """End the process in a way that no handler can see."""
+    note_run(ctx)
+    if how == "exit":
+        os._exit(1)
+    elif how == "abort":
+        os.abort()
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+@hg.task("waits", queue=QUEUE, retention="1h")
+def waits(ctx: JobContext, seconds: float, obeys: bool = True) -> None:
+    """Work for a time; stop when told to, or not."""
+    note_run(ctx)
+    if obeys:
+        ctx.sleep(seconds)
+    else:
+        threading.Event().wait(seconds)
+
+
+@hg.task("burns", queue=QUEUE, retention="1h")
+def burns(ctx: JobContext, rounds: int) -> None:
+    """Keep the interpreter busy."""
+    note_run(ctx)
+    total = 0
+    for number in range(rounds):
+        total += number * number
+
+
+_ack_batch = PgStore.ack_batch
+
+
+def _ack_with_points(self: PgStore, acks: Any) -> Any:
+    if POINT == "before-ack":
+        stay("before-ack")
+    answers = _ack_batch(self, acks)
+    if POINT == "after-ack":
+        stay("after-ack")
+    return answers
+
+
+if POINT:
+    PgStore.ack_batch = _ack_with_points  # type: ignore[method-assign]

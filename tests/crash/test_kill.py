@@ -1,0 +1,159 @@
+"""Workers that die at a named point: every job is done once, and counted right."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.crash.fleet import Fleet, timed
+
+pytestmark = pytest.mark.crash
+
+LEASE_S = 2.0
+BACKOFF_S = 1.0
+TICK_S = 1.0
+SLACK_S = 10.0  # of a machine that does other things too
+
+
+def counts(fleet: Fleet, id: str) -> tuple[str, int, int, int]:
+    """State, attempts, crashes, claims."""
+    job = fleet.job(id)
+    return job.state, job.attempt, job.crash_attempt, job.fence
+
+
+def test_a_worker_killed_in_a_handler_is_replaced_within_its_lease(
+    fleet: Fleet,
+) -> None:
+    victim = fleet.start()
+    fleet.enqueue("effect", "a", payload=b'{"at":"handler"}')
+    fleet.wait_point("handler")
+    victim.kill()
+    with timed() as passed_s:
+        fleet.start()
+        fleet.wait_state("a", "completed")
+        assert passed_s() < LEASE_S + BACKOFF_S + 3 * TICK_S + SLACK_S
+    assert counts(fleet, "a") == ("completed", 0, 1, 2)
+    assert fleet.runs("a") == [1, 2]
+    assert fleet.effects() == {"a": 1}
+
+
+def test_a_worker_killed_inside_its_transaction_leaves_no_effect(fleet: Fleet) -> None:
+    victim = fleet.start()
+    fleet.enqueue("effect", "a", payload=b'{"at":"transaction"}')
+    fleet.wait_point("transaction")
+    victim.kill()
+    fleet.start()
+    fleet.wait_state("a", "completed")
+    assert counts(fleet, "a") == ("completed", 0, 1, 2)
+    assert fleet.query("SELECT job, fence FROM public.effect") == [("a", 2)]
+
+
+def test_a_worker_killed_after_its_commit_is_not_repeated(fleet: Fleet) -> None:
+    victim = fleet.start()
+    fleet.enqueue("effect", "a", payload=b'{"at":"committed"}')
+    fleet.wait_point("committed")
+    victim.kill()
+    fleet.start_ready()
+    assert counts(fleet, "a") == ("completed", 0, 0, 1)
+    assert fleet.runs("a") == [1]
+    assert fleet.effects() == {"a": 1}
+
+
+def test_a_worker_killed_before_its_ack_runs_the_job_again(fleet: Fleet) -> None:
+    victim = fleet.start(CRASH_POINT="before-ack")
+    fleet.enqueue("plain", "a")
+    fleet.wait_point("before-ack")
+    victim.kill()
+    fleet.start()
+    fleet.wait_state("a", "completed")
+    assert counts(fleet, "a") == ("completed", 0, 1, 2)
+    assert fleet.runs("a") == [1, 2]
+
+
+def test_a_worker_killed_after_its_ack_was_committed_does_not(fleet: Fleet) -> None:
+    victim = fleet.start(CRASH_POINT="after-ack")
+    fleet.enqueue("plain", "a")
+    fleet.wait_point("after-ack")
+    victim.kill()
+    fleet.start_ready()
+    assert counts(fleet, "a") == ("completed", 0, 0, 1)
+    assert fleet.runs("a") == [1]
+
+
+def test_a_worker_killed_while_it_drains_is_a_crash_like_any_other(
+    fleet: Fleet,
+) -> None:
+    victim = fleet.start("--shutdown-timeout", "60s")
+    fleet.enqueue("effect", "a", payload=b'{"at":"handler"}')
+    fleet.wait_point("handler")
+    victim.signal(signal.SIGTERM)
+    fleet.wait_for(lambda: "stops" in victim.said, "it drains")
+    victim.kill()
+    fleet.start()
+    fleet.wait_state("a", "completed")
+    assert counts(fleet, "a") == ("completed", 0, 1, 2)
+    assert fleet.effects() == {"a": 1}
+
+
+@pytest.mark.parametrize("how", ["exit", "abort", "kill"])
+def test_a_payload_that_kills_its_worker_is_quarantined_after_three_starts(
+    fleet: Fleet, how: str
+) -> None:
+    fleet.enqueue("dies", "a", payload=b'{"how":"%s"}' % how.encode())
+    for _ in range(6):
+        victim = fleet.start()
+        fleet.wait_for(
+            lambda victim=victim: victim.ended or fleet.state("a") == "quarantined",
+            "it dies",
+        )
+        if fleet.state("a") == "quarantined":
+            break
+    assert counts(fleet, "a") == ("quarantined", 0, 3, 3)
+    assert fleet.runs("a") == [1, 2, 3]
+    fleet.enqueue("plain", "other")
+    fleet.wait_state("other", "completed")
+
+
+def test_two_processes_of_one_name_do_not_vouch_for_each_other(fleet: Fleet) -> None:
+    victim = fleet.start("--worker-id", "twin")
+    fleet.enqueue("effect", "a", payload=b'{"at":"handler"}', sticky_worker="twin")
+    fleet.wait_point("handler")
+    fleet.start("--worker-id", "twin")
+    victim.kill()
+    fleet.wait_state("a", "completed")
+    assert counts(fleet, "a") == ("completed", 0, 1, 2)
+    assert fleet.effects() == {"a": 1}
+
+
+def test_three_hundred_jobs_survive_a_fleet_that_is_killed_again_and_again(
+    fleet: Fleet,
+) -> None:
+    ids = [f"j{number:03}" for number in range(300)]
+    fleet.enqueue("effect", *ids)
+    workers = [fleet.start("--threads", "4") for _ in range(2)]
+    for round_number in range(4):
+        done = 40 * (round_number + 1)
+        fleet.wait_for(lambda done=done: len(fleet.effects()) >= done, "some are done")
+        workers.pop(0).kill()
+        workers.append(fleet.start("--threads", "4"))
+    fleet.wait_for(lambda: len(fleet.effects()) == 300, "all are done")
+    fleet.wait_for(
+        lambda: all(fleet.state(id) == "completed" for id in ids), "all are completed"
+    )
+    assert set(fleet.effects().values()) == {1}
+    jobs = [fleet.job(id) for id in ids]
+    assert all(job.attempt == 0 for job in jobs)
+    assert all(job.fence == job.crash_attempt + 1 for job in jobs)
+    assert [worker.stop() for worker in workers] == [0, 0]
+
+
+def test_busy_handlers_do_not_cost_a_lease(fleet: Fleet) -> None:
+    worker = fleet.start("--threads", "8")
+    ids = [f"j{number}" for number in range(8)]
+    fleet.enqueue("burns", *ids, payload=b'{"rounds":4000000}')
+    fleet.wait_for(
+        lambda: all(fleet.state(id) == "completed" for id in ids), "all are completed"
+    )
+    assert {counts(fleet, id) for id in ids} == {("completed", 0, 0, 1)}
+    assert worker.stop() == 0

@@ -1,0 +1,176 @@
+"""What an enqueue costs: index look-ups whatever the statistics, few prepared plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import psycopg
+import pytest
+
+from headgate_sync.envelope import MAX_INT32, UNIQUE_REPLACE_ALL
+from headgate_sync.errors import DuplicateJob
+from headgate_sync.lifecycle import UNFINISHED, Event, State, sources_of
+from headgate_sync.postgres import migrations
+from headgate_sync.postgres.sql import Statements, statement_source
+from headgate_sync.postgres.store import PgStore
+from tests.builders import enqueue, envelope, envelopes, steer
+from tests.concurrency.threads import outcome_of
+
+# What the driver keeps of a statement between two calls (psycopg/_queries.py).
+CACHED_BYTES = 4096
+CACHED_PARAMETERS = 50
+
+
+@pytest.fixture
+def store(postgres) -> PgStore:
+    return postgres.open_store()
+
+
+@pytest.fixture
+def caller(database_url) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+def requests() -> Iterator[list[Any]]:
+    """One batch for every way through the functions."""
+    yield [envelope("one")]
+    yield [envelope("one")]
+    yield [envelope("key", unique_key=b"k", tags=("a", "b"))]
+    yield [envelope("duplicate", unique_key=b"k")]
+    yield [envelope("later", unique_key=b"k", unique_replace=UNIQUE_REPLACE_ALL)]
+    yield [envelope("moved", unique_key=b"k", unique_debounce_ms=5, tags=("c",))]
+    yield [envelope("window", unique_key=b"k", unique_window_ms=5)]
+    yield [envelope("again", unique_key=b"k", unique_window_ms=5)]
+    yield [*envelopes("one", "x", "y"), envelope("z", unique_key=b"z", tags=("t",))]
+    yield [envelope(f"n{n}", unique_key=b"%d" % n) for n in range(50)]
+    yield [
+        envelope(f"w{n}", unique_key=b"%d" % n, unique_window_ms=9) for n in range(9)
+    ]
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_no_table_is_scanned_whatever_the_statistics_say(
+    store, admin, caller, analyzed
+):
+    """A plan made while a table held three rows is kept when it holds a million."""
+    enqueue(store, "a", unique_key=b"a", tags=("t",))
+    enqueue(store, "b", unique_key=b"b", unique_window_ms=5)
+    steer(store).set_enqueue_limit("q", 10_000)
+    if analyzed:
+        admin.execute("VACUUM ANALYZE")
+    for batch in requests():
+        tx = store.transactional.join(caller)
+        outcome_of(
+            lambda tx=tx, batch=batch: store.transactional.enqueue_tx(tx, batch),
+            DuplicateJob,
+        )
+    caller.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    scans = {
+        table: (whole, by_index)
+        for table, whole, by_index in caller.execute(
+            "SELECT relname, seq_scan, idx_scan FROM pg_stat_xact_user_tables"
+            " WHERE schemaname = 'headgate'"
+        )
+    }
+    scans.pop("headgate_test_clock", None)
+    assert [table for table, (whole, _) in scans.items() if whole] == []
+    assert scans["headgate_job"][1] > 100
+    assert scans["headgate_sleeper"][1] > 0
+
+
+def test_the_driver_keeps_the_statements():
+    for name in ("enqueue", "enqueue_one"):
+        assert len(Statements("x" * 63)[name]) <= CACHED_BYTES
+        placeholders = set(re.findall(r"%\((\w+)\)", statement_source(name)))
+        assert len(placeholders) <= CACHED_PARAMETERS
+
+
+def test_numbers_of_any_width_share_one_prepared_statement(store, caller):
+    """The driver picks the type of an integer by its value."""
+    caller.prepare_threshold = 0
+    tx = store.transactional.join(caller)
+    for n, number in enumerate((0, 1, 40_000, MAX_INT32)):
+        for far in (0, 5, 10**12):
+            store.transactional.enqueue_tx(
+                tx,
+                [
+                    envelope(
+                        f"{n}-{far}",
+                        weight=number,
+                        priority=-number,
+                        scheduled_at_ms=far,
+                        deadline_ms=far,
+                        timeout_ms=number,
+                        schema_version=number,
+                    )
+                ],
+            )
+    (found,) = caller.execute(
+        "SELECT count(*) FROM pg_prepared_statements"
+        " WHERE statement ~ '^-- Take in one'"
+    ).fetchone()
+    assert found == 1
+
+
+def test_columns_that_are_equal_and_columns_that_differ_are_stored_alike(store, admin):
+    """A column whose values are all equal travels as one value."""
+    fields = {
+        "kind": ["a", "b", "c"],
+        "schema_version": [1, 2, 3],
+        "payload": [b"", b"x", b"\0\xff"],
+        "queue": ["q", "p", "ü"],
+        "partition_key": ["", "x", "y"],
+        "rate_class": ["", "x", "y"],
+        "weight": [1, 2, 3],
+        "priority": [0, -5, 5],
+        "max_attempts": [1, 2, 3],
+        "scheduled_at_ms": [1, 2, 10**13],
+        "timeout_ms": [0, 1, 10**10],
+        "deadline_ms": [0, 1, 10**13],
+        "retention_ms": [0, 1, 10**10],
+        "unique_key": [None, b"", b"x"],
+        "unique_states": [0, 1, -1],
+        "headers": [{}, {"a": "b"}, {"ü": '"'}],
+        "tags": [(), ("a",), ("a", "b")],
+        "sticky_worker": ["", "w", "v"],
+    }
+    columns = ", ".join(name for name in fields if name != "tags")
+    for name, values in fields.items():
+        batch = [
+            envelope(f"{name}-{n}", **{name: value}) for n, value in enumerate(values)
+        ]
+        store.enqueue(batch)
+        for one in batch:
+            row = admin.execute(
+                f"SELECT {columns}, ARRAY(SELECT tag FROM headgate.headgate_job_tag"
+                " WHERE job_seq = seq ORDER BY tag)"
+                " FROM headgate.headgate_job WHERE id = %s",
+                [one.id],
+            ).fetchone()
+            stored = dict(zip([*columns.split(", "), "tags"], row, strict=True))
+            wanted = {n: getattr(one, n) for n in fields}
+            wanted["unique_key"] = one.effective_unique_key
+            wanted["headers"] = dict(one.headers)
+            wanted["tags"] = list(one.tags)
+            assert stored == wanted, name
+
+
+def test_states_in_the_functions_are_those_of_the_table():
+    source = resources.files(migrations).joinpath("0003_intake.up.sql").read_text()
+    lists = {
+        frozenset(re.findall(r"'(\w+)'", inside))
+        for inside in re.findall(r"state (?:NOT )?IN \(([^)]*)\)", source)
+    }
+    changeable = sources_of(Event.DEBOUNCED)
+    assert lists == {
+        frozenset(UNFINISHED),
+        frozenset(changeable),
+        frozenset(UNFINISHED) - frozenset(changeable),
+    }
+    named = set(re.findall(r"'(\w+)'", source)) & {state.value for state in State}
+    assert named == {state.value for state in UNFINISHED}

@@ -1,0 +1,355 @@
+"""The gate in the database: its locks, its upkeep and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from headgate_sync.lifecycle import Outcome
+from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
+from tests.backends import PostgresBackend
+from tests.builders import DAY_MS, START_MS, counts, enqueue, envelope, steer
+from tests.scenarios.gate import (
+    ack_all,
+    admit,
+    ceiling,
+    fill,
+    ids,
+    inflight,
+    rate_class,
+    served,
+    tokens,
+)
+
+POLICY_TABLES = (
+    "queue",
+    "partition",
+    "lane",
+    "lane_group",
+    "rate_class",
+    "budget",
+    "ceiling",
+    "quarantine",
+    "inbox",
+    "sleeper",
+)
+ADMIT = """
+SELECT * FROM headgate.headgate_admit('w', 'lease', ARRAY['q'], 10, 30000, 1000,
+  %(window_max)s, %(window_spare)s, %(window_draws)s, %(deficit_cap)s, %(ledger_lag)s,
+  %(fold_max)s, %(hold_max)s, %(lock_wait_ms)s, %(busy_ms)s)
+"""
+
+
+@pytest.fixture
+def store(postgres: PostgresBackend) -> Any:
+    return postgres.make_store()
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session of somebody else, in a transaction that ends with the test."""
+    with psycopg.connect(database_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+def versions(postgres: PostgresBackend) -> dict[str, list[Any]]:
+    """Every row version of the gate's tables."""
+    return {
+        name: postgres.connection.execute(
+            f"SELECT ctid, xmin, t.* FROM headgate.headgate_{name} AS t ORDER BY 1"
+        ).fetchall()
+        for name in POLICY_TABLES
+    }
+
+
+# What an admission leaves alone
+
+
+def test_the_second_of_two_empty_polls_writes_nothing(store, postgres):
+    rate_class(store, "c", "0/1000", 1)
+    ceiling(store, 1, "queue")
+    fill(store, "dry", 3, rate_class="c")
+    fill(store, "full", 3)
+    fill(store, "gone", 1)
+    admit(store)
+    steer(store).operator_cancel("gone-1")
+    admit(store)
+    before = versions(postgres)
+    assert ids(admit(store)) == []
+    assert versions(postgres) == before
+
+
+def test_a_poll_of_an_unknown_queue_makes_no_queue(store, postgres):
+    admit(store, queues=("nowhere",))
+    assert postgres.snapshot().queues == {}
+
+
+def test_refused_rows_are_not_locked_while_the_admission_is_open(
+    store, postgres, other
+):
+    fill(store, "bomb", 3, partition_key="p", fingerprint="fp")
+    fill(store, "good", 3, partition_key="p")
+    postgres.connection.execute(
+        "INSERT INTO headgate.headgate_quarantine VALUES ('fp', 'k', 3, 1, '', 'test')"
+    )
+    claimed = other.execute(ADMIT, GATE_CONSTANTS).fetchall()[:-1]
+    assert len(claimed) == 3
+    free = postgres.connection.execute(
+        "SELECT id FROM headgate.headgate_job ORDER BY seq FOR UPDATE SKIP LOCKED"
+    ).fetchall()
+    assert [id for (id,) in free] == ["bomb-1", "bomb-2", "bomb-3"]
+
+
+def test_a_release_between_an_admission_and_its_marks_wins(store, postgres, other):
+    fill(store, "bomb", 2, fingerprint="fp")
+    postgres.connection.execute(
+        "INSERT INTO headgate.headgate_quarantine VALUES ('fp', 'k', 3, 1, '', 'test')"
+    )
+    facts = other.execute(ADMIT, GATE_CONSTANTS).fetchall()[-1]
+    other.commit()
+    passed_over = facts[6]
+    assert len(passed_over) == 2
+    assert steer(store).quarantine_release("fp") == 0
+    mark = "SELECT headgate.headgate_mark_holds(%s, %s)"
+    assert other.execute(mark, [passed_over, LOCK_WAIT_MS]).fetchone() == (0,)
+    other.commit()
+    assert ids(admit(store)) == ["bomb-1", "bomb-2"]
+
+
+def test_a_candidate_that_changed_after_it_was_read_is_left_to_a_later_call(
+    store, postgres, other
+):
+    fill(store, "job", 3, partition_key="p")
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id = 'job-2' FOR UPDATE"
+    ).fetchall()
+    assert ids(admit(store, 10)) == ["job-1", "job-3"]
+    assert inflight(postgres, "p") == 2
+    assert postgres.snapshot().queues["q"][2] == 2
+    other.rollback()
+    assert ids(admit(store, 10)) == ["job-2"]
+
+
+def test_a_locked_candidate_costs_its_class_nothing(store, other):
+    rate_class(store, "c", "0/1000", 5)
+    fill(store, "job", 3, rate_class="c")
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id = 'job-2' FOR UPDATE"
+    ).fetchall()
+    assert len(admit(store)) == 2
+    assert tokens(store, "c") == 3
+
+
+def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
+    """The key is a hash; the four names decide."""
+    fill(store, "A", 2)
+    fill(store, "B", 2)
+    with postgres.connection.transaction():
+        # Not even the tests' own audit lets a key change.
+        postgres.connection.execute("SET LOCAL session_replication_role = replica")
+        postgres.connection.execute("UPDATE headgate.headgate_job SET lane_key = 7")
+        postgres.connection.execute("UPDATE headgate.headgate_inbox SET lane_key = 7")
+    assert served(admit(store, 10, quantum=1)) == {"A": 1, "B": 1}
+    assert served(admit(store, 10, quantum=1)) == {"A": 1, "B": 1}
+
+
+# Locks
+
+
+def test_a_busy_queue_is_answered_in_time_and_says_when_to_come_back(store, other):
+    fill(store, "job", 1)
+    other.execute("SELECT headgate.headgate_lock_queues(ARRAY['q'])")
+    started = time.monotonic()
+    batch = admit(store)
+    assert time.monotonic() - started < 5
+    assert ids(batch) == []
+    assert 1 <= batch.retry_after_ms <= GATE_CONSTANTS["busy_ms"]
+    other.rollback()
+    assert ids(admit(store)) == ["job-1"]
+
+
+def test_a_class_that_somebody_holds_does_not_stop_the_others(store, other):
+    rate_class(store, "held", "100/1000", 100)
+    rate_class(store, "free", "100/1000", 100)
+    fill(store, "h", 2, rate_class="held")
+    fill(store, "f", 2, rate_class="free")
+    fill(store, "plain", 2)
+    first = admit(store, 1)
+    assert ids(first) == ["h-1"]
+    ack_all(store, first)
+    other.execute(
+        "SELECT FROM headgate.headgate_rate_class WHERE name = 'held' FOR UPDATE"
+    ).fetchall()
+    assert served(admit(store)) == {"f": 2, "plain": 2}
+    other.rollback()
+    assert ids(admit(store)) == ["h-2"]
+    running = other.execute(
+        "SELECT inflight FROM headgate.headgate_rate_class WHERE name = 'held'"
+    ).fetchone()
+    assert running == (1,)
+
+
+def test_an_open_enqueue_delays_nobody(store):
+    with store.transactional.transaction() as tx:
+        store.transactional.enqueue_tx(tx, [envelope("open")])
+        fill(store, "job", 3)
+        assert ids(admit(store)) == ["job-1", "job-2", "job-3"]
+    assert ids(admit(store)) == ["open"]
+
+
+def test_queues_in_any_order_do_not_deadlock(store):
+    names = ("qa", "qb", "qc", "qd")
+    for name in names:
+        fill(store, name, 60, queue=name)
+
+    def run(turn: int) -> int:
+        order = names[turn % 4 :] + names[: turn % 4]
+        batch = admit(store, 3, queues=order[: 2 + turn % 3], worker=f"w{turn}")
+        ack_all(store, batch)
+        return len(batch)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(run, range(40))) > 0
+    while rest := admit(store, 50, queues=names):
+        ack_all(store, rest)
+    assert counts(store) == {"completed": 240}
+
+
+# Upkeep
+
+
+def test_rows_of_a_paused_queue_are_folded(store, postgres):
+    fill(store, "job", 4)
+    batch = admit(store)
+    steer(store).set_queue_paused("q", True)
+    ack_all(store, batch)
+    assert store.maintenance.gate_fold(100) > 0
+    stored = postgres.connection.execute(
+        "SELECT queue.inflight, part.inflight, (SELECT count(*) FROM"
+        " headgate.headgate_inbox) FROM headgate.headgate_queue AS queue,"
+        " headgate.headgate_partition AS part"
+    ).fetchone()
+    assert stored == (0, 0, 0)
+
+
+@pytest.mark.parametrize("forced", [999, 0])
+def test_a_wrong_counter_is_put_right(store, postgres, forced):
+    ceiling(store, 3, "queue")
+    fill(store, "A", 9)
+    ack_all(store, admit(store), only=["A-1"])
+    postgres.connection.execute(
+        "UPDATE headgate.headgate_partition SET inflight = %s", [forced]
+    )
+    postgres.connection.execute(
+        "UPDATE headgate.headgate_queue SET inflight = %s", [forced]
+    )
+    if forced:
+        assert ids(admit(store)) == []
+    corrected = sum(store.maintenance.gate_reconcile(100) for _ in range(2))
+    assert corrected >= 2
+    assert inflight(postgres, "A") == 2
+    assert ids(admit(store)) == ["A-4"]
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(4)) == 0
+
+
+def test_a_wrong_counter_of_a_class_is_put_right(store, postgres):
+    rate_class(store, "c", "100/1000", 100)
+    fill(store, "A", 3, rate_class="c")
+    admit(store)
+    postgres.connection.execute("UPDATE headgate.headgate_rate_class SET inflight = 9")
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 1
+    stored = postgres.connection.execute(
+        "SELECT inflight FROM headgate.headgate_rate_class"
+    ).fetchone()
+    assert stored == (3,)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE headgate.headgate_lane SET active = false",
+        "UPDATE headgate.headgate_lane SET parked = true",
+        "DELETE FROM headgate.headgate_lane",
+    ],
+)
+def test_work_that_the_gate_lost_sight_of_is_found_again(store, postgres, damage):
+    fill(store, "A", 2)
+    assert ids(admit(store, 1)) == ["A-1"]
+    postgres.connection.execute(damage)
+    assert ids(admit(store)) == []
+    for _ in range(4):
+        store.maintenance.gate_reconcile(100)
+    assert ids(admit(store)) == ["A-2"]
+
+
+def test_a_mark_without_its_reason_is_cleared(store, postgres):
+    fill(store, "A", 2)
+    postgres.connection.execute(
+        "UPDATE headgate.headgate_job SET gate_hold = 'quarantine' WHERE id = 'A-1'"
+    )
+    assert ids(admit(store)) == ["A-2"]
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 1
+    assert ids(admit(store)) == ["A-1"]
+
+
+def test_partitions_without_work_are_dropped_after_a_day(store, postgres):
+    for name in range(5):
+        fill(store, f"user-{name}", 1)
+    fill(store, "kept", 2)
+    ack_all(store, admit(store, 6))
+
+    def look() -> list[str]:
+        for _ in range(3):
+            store.maintenance.gate_fold(100)
+            assert store.maintenance.gate_reconcile(100) == 0
+        rows = postgres.connection.execute(
+            "SELECT partition_key FROM headgate.headgate_partition ORDER BY 1"
+        )
+        return [name for (name,) in rows]
+
+    assert len(look()) == 6
+    postgres.clock.freeze_at(START_MS + DAY_MS - 1)
+    assert len(look()) == 6
+    postgres.clock.freeze_at(START_MS + DAY_MS)
+    assert look() == ["kept"]
+    fill(store, "again", 1, partition_key="user-0")
+    assert sorted(ids(admit(store))) == ["again-1", "kept-2"]
+
+
+def test_a_partition_that_worked_meanwhile_is_not_dropped(store, postgres):
+    fill(store, "A", 1)
+    ack_all(store, admit(store))
+    store.maintenance.gate_reconcile(100)
+    postgres.clock.freeze_at(START_MS + DAY_MS - 1)
+    fill(store, "again", 1, partition_key="A")
+    ack_all(store, admit(store))
+    postgres.clock.freeze_at(START_MS + DAY_MS)
+    for _ in range(4):
+        store.maintenance.gate_reconcile(100)
+    assert ("q", "A") in postgres.snapshot().partitions
+
+
+# Sleepers
+
+
+def test_a_worker_sleeps_from_an_empty_answer_to_the_next_claim(store, postgres):
+    def asleep() -> list[Any]:
+        return postgres.connection.execute(
+            "SELECT queue, worker FROM headgate.headgate_sleeper ORDER BY 1, 2"
+        ).fetchall()
+
+    admit(store, queues=("q", "r"), worker="w1")
+    admit(store, worker="w2")
+    assert asleep() == [("q", "w1"), ("q", "w2"), ("r", "w1")]
+    enqueue(store, "a")
+    [claim] = admit(store, worker="w1", queues=("q", "r")).claims
+    assert asleep() == [("q", "w2")]
+    store.ack(claim.lease_ref, Outcome.SUCCESS)
+    admit(store, worker="w1")
+    assert asleep() == [("q", "w1"), ("q", "w2")]

@@ -1,0 +1,308 @@
+"""Ceilings: what they count, and what happens to a job that finds no room."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate_sync.errors import InvalidRequest, LeaseRejected
+from headgate_sync.lifecycle import Outcome
+from headgate_sync.policy import Ceiling
+from tests.backends import Backend, Clock
+from tests.builders import crash, job, state_of, steer
+from tests.scenarios.gate import (
+    ack_all,
+    admit,
+    ceiling,
+    dispatched,
+    fill,
+    ids,
+    inflight,
+    policies,
+    rate_class,
+    served,
+    tokens,
+)
+
+
+def test_a_full_partition_waits_for_an_exit(store):
+    ceiling(store, 2, "queue")
+    fill(store, "A", 6)
+    first = admit(store)
+    assert ids(first) == ["A-1", "A-2"]
+    assert first.refused == {"concurrency_limit": 1}
+    assert ids(admit(store)) == []
+    ack_all(store, first, only=["A-1"])
+    assert ids(admit(store)) == ["A-3"]
+
+
+def test_each_partition_has_the_limit_for_itself(store):
+    ceiling(store, 1, "queue")
+    for name in "ABC":
+        fill(store, name, 2)
+    assert ids(admit(store)) == ["A-1", "B-1", "C-1"]
+
+
+def test_what_waits_at_a_ceiling_is_untouched(store, backend: Backend):
+    ceiling(store, 2, "queue")
+    fill(store, "A", 3)
+    admit(store)
+    waiting = backend.snapshot().jobs["A-3"]
+    assert (waiting["state"], waiting["lease_id"], waiting["fence"]) == (
+        "available",
+        None,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "state", "reason"),
+    [
+        ("discard", "archived", "saturation_discard"),
+        ("cancel_incoming", "cancelled", "saturation_cancel"),
+    ],
+)
+def test_incoming_jobs_can_be_sent_away(
+    store, backend: Backend, clock: Clock, strategy, state, reason
+):
+    ceiling(store, 1, strategy)
+    fill(store, "A", 3)
+    assert ids(admit(store, 10)) == ["A-1"]
+    for name in ("A-2", "A-3"):
+        gone = job(store, name)
+        assert (gone.state, gone.reason_code) == (state, reason)
+        assert gone.finalized_at_ms == clock.now_ms()
+        assert (gone.attempt, gone.fence, gone.claimed_by) == (0, 0, None)
+    assert dispatched(backend, "q") == [3]
+    assert steer(store).unfinished("q") == 1
+
+
+def test_the_newcomer_can_displace_the_running_job(store, backend: Backend):
+    ceiling(store, 1, "cancel_running")
+    fill(store, "A", 2)
+    [old] = admit(store, 1).claims
+    [new] = admit(store, 1).claims
+    assert (old.envelope.id, new.envelope.id) == ("A-1", "A-2")
+    displaced = job(store, "A-1")
+    assert (displaced.state, displaced.fence) == ("cancelled", 1)
+    assert displaced.lease_expires_at_ms is None
+    with pytest.raises(LeaseRejected):
+        store.ack(old.lease_ref, Outcome.SUCCESS)
+    assert inflight(backend, "A") == 1
+    assert dispatched(backend, "q") == [2]
+
+
+def test_only_as_many_are_displaced_as_need_room(store, clock: Clock):
+    ceiling(store, 2, "cancel_running")
+    fill(store, "A", 1)
+    admit(store)
+    clock.advance_ms(1)
+    fill(store, "B", 2, partition_key="A", scheduled_at_ms=2)
+    assert ids(admit(store)) == ["B-1", "B-2"]
+    assert state_of(store, "A-1") == "cancelled"
+
+
+def test_the_oldest_claim_is_displaced(store, clock: Clock):
+    ceiling(store, 2, "cancel_running")
+    fill(store, "A", 3)
+    admit(store, 1)
+    clock.advance_ms(1)
+    admit(store, 1)
+    assert ids(admit(store, 1)) == ["A-3"]
+    assert [state_of(store, f"A-{n}") for n in (1, 2)] == ["cancelled", "running"]
+
+
+def test_a_call_does_not_displace_its_own_claims(store):
+    ceiling(store, 2, "cancel_running")
+    fill(store, "A", 5)
+    assert ids(admit(store)) == ["A-1", "A-2"]
+    assert state_of(store, "A-3") == "available"
+
+
+def test_capacity_bounds_what_is_sent_away(store):
+    ceiling(store, 1, "discard")
+    fill(store, "A", 5)
+    assert ids(admit(store, 3)) == ["A-1"]
+    states = [str(state_of(store, f"A-{n}")) for n in range(2, 6)]
+    assert states == ["archived", "archived", "available", "available"]
+
+
+def test_a_job_that_waits_at_a_ceiling_spends_no_token(store):
+    rate_class(store, "c", "0/1000", 5)
+    ceiling(store, 2, "queue")
+    fill(store, "A", 10, rate_class="c")
+    assert len(admit(store)) == 2
+    assert tokens(store, "c") == 3
+
+
+def test_a_job_sent_away_spends_no_token(store):
+    rate_class(store, "c", "0/1000", 2)
+    fill(store, "A", 4, rate_class="c")
+    admit(store, 1)
+    ceiling(store, 1, "discard")
+    assert len(admit(store)) == 0
+    assert [str(state_of(store, f"A-{n}")) for n in (2, 3, 4)] == ["archived"] * 3
+    assert tokens(store, "c") == 1
+
+
+def test_a_lowered_ceiling_cancels_nothing(store):
+    ceiling(store, 4, "queue")
+    fill(store, "A", 9)
+    running = admit(store)
+    ceiling(store, 2, "queue")
+    found = []
+    for name in ids(running):
+        ack_all(store, running, only=[name])
+        found.append(len(admit(store, 1)))
+    assert found == [0, 0, 1, 1]
+
+
+def exits(store, clock: Clock, claim, how: str) -> None:
+    """Let a running job leave by one way."""
+    if how == "reclaimed":
+        crash(store, clock, claim)
+    elif how == "cancelled":
+        steer(store).operator_cancel(claim.envelope.id)
+    else:
+        delay_ms = 60_000 if how in ("snooze", "retry") else None
+        store.ack(claim.lease_ref, Outcome(how), delay_ms=delay_ms)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "success",
+        "retry",
+        "skip",
+        "undecodable",
+        "revoke",
+        "snooze",
+        "rate_limited",
+        "reclaimed",
+        "cancelled",
+    ],
+)
+@pytest.mark.parametrize("retention_ms", [0, 1000])
+def test_every_exit_frees_one_slot(
+    store, backend: Backend, clock: Clock, how, retention_ms
+):
+    ceiling(store, 2, "queue")
+    fill(store, "A", 3, retention_ms=retention_ms)
+    first, _ = admit(store).claims
+    exits(store, clock, first, how)
+    after = 0 if how == "reclaimed" else 1
+    assert inflight(backend, "A") == after
+    assert len(admit(store)) == 1
+
+
+def test_cancelling_a_waiting_job_frees_nothing(store, backend: Backend):
+    ceiling(store, 1, "queue")
+    fill(store, "A", 3)
+    admit(store)
+    steer(store).operator_cancel("A-2")
+    assert inflight(backend, "A") == 1
+    assert ids(admit(store)) == []
+
+
+def test_a_queue_can_be_bounded_as_a_whole(store):
+    ceiling(store, 3, "queue", scope="queue")
+    for name in "ABC":
+        fill(store, name, 2)
+    batch = admit(store)
+    assert len(batch) == 3
+    assert len(admit(store)) == 0
+    ack_all(store, batch, only=ids(batch)[:1])
+    assert len(admit(store)) == 1
+
+
+def test_a_class_can_be_bounded_over_all_queues(store):
+    ceiling(store, 2, "queue", queue="", scope="class", rate_class="c")
+    fill(store, "A", 3, rate_class="c", queue="a")
+    fill(store, "B", 3, rate_class="c", queue="b")
+    fill(store, "free", 1, queue="b")
+    first = admit(store, 1, queues=("a",))
+    assert ids(admit(store, 9, queues=("b",))) == ["B-1", "free-1"]
+    assert ids(admit(store, 9, queues=("a", "b"))) == []
+    ack_all(store, first)
+    assert ids(admit(store, 9, queues=("b",))) == ["B-2"]
+
+
+def test_the_strongest_full_ceiling_decides(store):
+    ceiling(store, 1, "cancel_running", name="weak")
+    ceiling(store, 1, "discard", name="strong", scope="queue")
+    fill(store, "A", 2)
+    assert ids(admit(store)) == ["A-1"]
+    assert state_of(store, "A-1") == "running"
+    assert state_of(store, "A-2") == "archived"
+
+
+def test_one_victim_can_make_room_under_two_ceilings(store, clock: Clock):
+    ceiling(store, 1, "cancel_running", name="partition")
+    ceiling(store, 2, "cancel_running", name="whole", scope="queue")
+    fill(store, "A", 1)
+    fill(store, "B", 1)
+    assert len(admit(store)) == 2
+    clock.advance_ms(1)
+    fill(store, "new", 1, partition_key="A")
+    assert ids(admit(store)) == ["new-1"]
+    assert state_of(store, "A-1") == "cancelled"
+    assert state_of(store, "B-1") == "running"
+
+
+def test_a_missing_victim_displaces_nobody(store):
+    """The candidate needs two, and the second could only be its own call's claim."""
+    ceiling(store, 1, "cancel_running", name="partition")
+    ceiling(store, 2, "cancel_running", name="whole", scope="queue")
+    fill(store, "A", 1)
+    admit(store)
+    fill(store, "B", 1, scheduled_at_ms=2)
+    fill(store, "B2", 1, partition_key="B", scheduled_at_ms=3)
+    assert ids(admit(store)) == ["B-1"]
+    assert state_of(store, "A-1") == "running"
+    assert state_of(store, "B2-1") == "available"
+
+
+def test_full_partitions_do_not_hide_an_open_one(store):
+    ceiling(store, 1, "queue")
+    for name in range(60):
+        fill(store, f"p{name:02}", 3)
+    assert len(admit(store, 60)) == 60
+    fill(store, "zz", 1, scheduled_at_ms=9)
+    assert served(admit(store, 1)) == {"zz": 1}
+
+
+def test_a_new_ceiling_bars_what_is_full_and_a_deleted_one_frees_it(store):
+    for name in range(60):
+        fill(store, f"p{name:02}", 2)
+    assert len(admit(store, 60, quantum=1)) == 60
+    ceiling(store, 1, "queue")
+    fill(store, "zz", 1, scheduled_at_ms=9)
+    assert served(admit(store, 10)) == {"zz": 1}
+    assert policies(store).delete_concurrency_limit("limit")
+    assert len(admit(store, 10)) == 10
+    assert not policies(store).delete_concurrency_limit("limit")
+
+
+def test_a_ceiling_cannot_be_moved(store):
+    ceiling(store, 1, "queue")
+    with pytest.raises(InvalidRequest, match="counts something else"):
+        ceiling(store, 1, "queue", queue="other")
+    [stored] = policies(store).concurrency_limits()
+    assert stored.queue == "q"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"on_saturated": "drop"}, "on_saturated is 'drop'"),
+        ({"scope": "job"}, "scope is 'job'"),
+        ({"queue": ""}, "queue must not be empty"),
+        ({"rate_class": "c"}, "names a queue and no rate_class"),
+        ({"scope": "class"}, "rate_class must not be empty"),
+        ({"scope": "class", "rate_class": "c"}, "names a rate_class and no queue"),
+    ],
+)
+def test_a_ceiling_that_makes_no_sense_is_refused(fields, text):
+    values = {"name": "limit", "queue": "q", "max_concurrent": 1, **fields}
+    with pytest.raises(InvalidRequest, match=text):
+        Ceiling(**values)

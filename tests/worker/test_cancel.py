@@ -1,0 +1,124 @@
+"""Asking one attempt to stop."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from headgate_sync import cancel
+from headgate_sync.cancel import CancelReason, CancelToken
+from tests.worker.rig import PATIENCE_S, Gate
+
+
+def test_the_first_reason_stands() -> None:
+    token = CancelToken()
+    assert token.set(CancelReason.TIMEOUT)
+    assert not token.set(CancelReason.SHUTDOWN)
+    assert token.reason is CancelReason.TIMEOUT
+
+
+def test_a_waiter_wakes_when_the_token_is_set() -> None:
+    token = CancelToken()
+    woke: list[bool] = []
+    thread = threading.Thread(target=lambda: woke.append(token.wait(PATIENCE_S)))
+    thread.start()
+    token.set(CancelReason.SHUTDOWN)
+    thread.join(PATIENCE_S)
+    assert woke == [True]
+    assert token.wait(PATIENCE_S)
+    assert not CancelToken().wait(0)
+
+
+def test_callbacks_run_newest_first_and_off_the_thread_that_sets() -> None:
+    token = CancelToken()
+    ran: list[tuple[str, str]] = []
+    for name in ("old", "new"):
+        token.on_cancel(
+            lambda name=name: ran.append((name, threading.current_thread().name))
+        )
+    token.set(CancelReason.LEASE_LOST)
+    token.close()
+    assert ran == [("new", "headgate-cancel"), ("old", "headgate-cancel")]
+
+
+def test_a_callback_that_comes_late_runs_at_once() -> None:
+    token = CancelToken()
+    token.set(CancelReason.TIMEOUT)
+    ran: list[str] = []
+    token.on_cancel(lambda: ran.append(threading.current_thread().name))
+    assert ran == [threading.current_thread().name]
+
+
+def test_a_callback_that_fails_does_not_stop_the_others(caplog: Any) -> None:
+    token = CancelToken()
+    ran: list[str] = []
+    token.on_cancel(lambda: ran.append("second"))
+    token.on_cancel(lambda: 1 / 0)
+    token.set(CancelReason.TIMEOUT)
+    token.close()
+    assert ran == ["second"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_callback_that_blocks_is_named_and_left_behind(
+    monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(cancel, "CALLBACK_PATIENCE_S", 0.01)
+    gate = Gate()
+    token = CancelToken()
+    ran: list[str] = []
+
+    def blocks() -> None:
+        gate.hold()
+
+    token.on_cancel(lambda: ran.append("second"))
+    token.on_cancel(blocks)
+    token.set(CancelReason.TIMEOUT)
+    token.close()
+    assert ran == ["second"]
+    assert "blocks" in caplog.text
+    gate.open()
+
+
+def test_nothing_reaches_an_attempt_that_has_ended() -> None:
+    token = CancelToken()
+    ran: list[str] = []
+    token.on_cancel(lambda: ran.append("late"))
+    assert token.close() is None
+    assert not token.set(CancelReason.TIMEOUT)
+    assert token.reason is None
+    assert ran == []
+
+
+def test_an_end_waits_for_a_callback_that_is_under_way() -> None:
+    """Else it could interrupt the next job that uses the same connection."""
+    gate, token = Gate(), CancelToken()
+    token.on_cancel(gate.hold)
+    token.set(CancelReason.TIMEOUT)
+    gate.wait()
+    closed = threading.Event()
+    thread = threading.Thread(target=lambda: (token.close(), closed.set()))
+    thread.start()
+    assert not closed.wait(0.05)
+    gate.open()
+    thread.join(PATIENCE_S)
+    assert closed.is_set()
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_a_cancellation_at_the_moment_of_the_return_hits_this_attempt_or_none(
+    round_number: int,
+) -> None:
+    for _ in range(300):
+        token = CancelToken()
+        ran: list[int] = []
+        token.on_cancel(lambda ran=ran: ran.append(1))
+        setter = threading.Thread(target=token.set, args=(CancelReason.TIMEOUT,))
+        setter.start()
+        reason = token.close()
+        after_close = len(ran)
+        setter.join(PATIENCE_S)
+        assert token.reason is reason
+        assert len(ran) == after_close == (reason is not None)

@@ -1,0 +1,244 @@
+"""The fleet's upkeep: held by leases, done on threads of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate_sync.errors import BackendError, StoreUnavailable
+from headgate_sync.lifecycle import State
+from headgate_sync.worker import duties as module
+from headgate_sync.worker.duties import Duties
+from tests.builders import DAY_MS, bring_to, claim_one, enqueue, state_of
+from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for
+
+NAMES = {"reclaimer", "promoter", "quarantine", "retention"}
+
+
+class Ticking:
+    """Duties on stepped time over a tapped store."""
+
+    def __init__(
+        self, store: Any, holder: str = "w1", steps: Steps | None = None
+    ) -> None:
+        self.steps = steps or Steps()
+        self.tap = Tap(store)
+        self.duties = Duties(self.tap, holder, interval_ms=1_000, now_s=self.steps)
+
+    def tick(self, after_s: float = 1.0) -> float:
+        """Let time pass and tick; returns the seconds until the next tick."""
+        self.steps.advance(after_s)
+        return self.duties.step() - self.steps()
+
+    def settle(self) -> None:
+        """Wait for the sweeps that run."""
+        for duty in self.duties._duties.values():
+            assert duty.join(PATIENCE_S)
+
+
+def test_the_first_tick_comes_after_one_interval(store: Any) -> None:
+    ticking = Ticking(store)
+    assert ticking.tick(0) == 1.0
+    assert ticking.tick(0.4) == pytest.approx(0.6)
+    assert ticking.tap.calls == []
+    assert ticking.tick(0.6) == 1.0
+    assert ticking.duties.held == NAMES
+
+
+def test_one_call_asks_for_all_duties_under_a_lease_of_two_intervals(
+    store: Any,
+) -> None:
+    ticking = Ticking(store)
+    ticking.tick()
+    ((_, args, keywords),) = [c for c in ticking.tap.arguments if c[0] == "duty_tick"]
+    assert args[0] == "w1"
+    assert set(args[1]) == NAMES
+    assert keywords == {"lease_ms": 2_000}
+    ticking.settle()
+
+
+def test_only_duties_with_work_run_a_sweep(
+    backend: Any, store: Any, clock: Any
+) -> None:
+    ticking = Ticking(store)
+    ticking.tick()
+    ticking.settle()
+    ticking.tap.calls.clear()
+    bring_to(store, clock, "a", State.SCHEDULED)
+    clock.advance_ms(60_000)
+    ticking.tick()
+    ticking.settle()
+    assert state_of(store, "a") is State.AVAILABLE
+    if backend.name == "postgres":  # MemStore cannot know and calls every duty due
+        assert set(ticking.tap.calls) == {"duty_tick", "promote_due"}
+
+
+def test_every_duty_does_its_work(store: Any, clock: Any) -> None:
+    enqueue(store, "crash", fingerprint="f")
+    for _ in range(3):
+        claim_one(store)
+        clock.advance_ms(30_000)
+        store.reclaim_expired(10)
+        clock.advance_ms(DAY_MS // 2)
+        store.promote_due(10)
+    bring_to(store, clock, "old", State.COMPLETED, retention_ms=1, fingerprint="g")
+    enqueue(store, "lost", retention_ms=2, fingerprint="h")
+    claim_one(store)
+    clock.advance_ms(30_000)
+    ticking = Ticking(store)
+    ticking.tick()
+    ticking.settle()
+    assert state_of(store, "crash") is State.QUARANTINED
+    assert state_of(store, "old") is State.DELETED
+    assert state_of(store, "lost") is State.RETRYABLE
+
+
+def test_each_duty_has_one_holder_at_a_time(store: Any, clock: Any) -> None:
+    steps = Steps()
+    fleet = [Ticking(store, f"w{n}", steps) for n in range(2)]
+    steps.advance(1)  # nothing is due before one interval has passed
+    for number in range(100):
+        clock.advance_ms(500)
+        fleet[number % 2].tick(0.5)
+        held = [ticking.duties.held for ticking in fleet]
+        assert not (held[0] & held[1])
+        assert held[0] | held[1] == NAMES
+    for ticking in fleet:
+        ticking.settle()
+
+
+def test_another_worker_holds_what_a_worker_released(store: Any) -> None:
+    first, second = Ticking(store, "w1"), Ticking(store, "w2")
+    first.tick()
+    second.tick()
+    assert second.duties.held == set()
+    first.duties.release(PATIENCE_S)
+    assert first.duties.held == set()
+    second.tick()
+    assert second.duties.held == NAMES
+    second.settle()
+
+
+def test_a_worker_that_got_no_answer_holds_nothing(store: Any, caplog: Any) -> None:
+    ticking = Ticking(store)
+    ticking.tick()
+    ticking.settle()
+    ticking.tap.fail("duty_tick", StoreUnavailable("away"))
+    assert ticking.tick() == 1.0
+    assert ticking.duties.held == set()
+    assert "duties: away" in caplog.text
+    ticking.tick()
+    assert ticking.duties.held == NAMES
+    ticking.settle()
+
+
+def test_a_full_batch_is_followed_by_the_next_at_once(
+    store: Any, clock: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "RECLAIM_LIMIT", 2)
+    enqueue(store, *"abcde")
+    for _ in range(5):
+        claim_one(store)
+    clock.advance_ms(30_000)
+    ticking = Ticking(store)
+    ticking.tick()
+    ticking.settle()
+    assert ticking.tap.given("reclaim_expired") == [2, 2, 2]
+    assert {state_of(store, id) for id in "abcde"} == {State.RETRYABLE}
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("away"), RuntimeError("bug"), SystemExit(1)]
+)
+def test_a_sweep_that_fails_runs_again_at_the_next_tick(
+    store: Any, clock: Any, error: BaseException, caplog: Any
+) -> None:
+    enqueue(store, "a")
+    claim_one(store)
+    clock.advance_ms(30_000)
+    ticking = Ticking(store)
+    ticking.tap.fail("reclaim_expired", error)
+    ticking.tick()
+    ticking.settle()
+    assert state_of(store, "a") is State.RUNNING
+    assert "duty reclaimer" in caplog.text
+    ticking.tick()
+    ticking.settle()
+    assert state_of(store, "a") is State.RETRYABLE
+
+
+def test_a_sweep_that_hangs_stops_only_itself_and_loses_its_duty(
+    store: Any, clock: Any
+) -> None:
+    gate = Gate()
+    enqueue(store, "a")
+    claim_one(store)
+    clock.advance_ms(30_000)
+    bring_to(store, clock, "b", State.SCHEDULED)
+    clock.advance_ms(60_000)
+    steps = Steps()
+    first, second = Ticking(store, "w1", steps), Ticking(store, "w2", steps)
+    first.tap.around["reclaim_expired"] = lambda real, limit: (
+        gate.hold(),
+        real(limit),
+    )[1]
+
+    def second_passes(count: int) -> None:
+        for _ in range(count):
+            clock.advance_ms(1_000)
+            first.tick(1.0)
+            second.tick(0.0)
+
+    second_passes(1)
+    gate.wait()
+    wait_for(lambda: state_of(store, "b") is State.AVAILABLE, "others go on")
+    second_passes(59)
+    assert "reclaimer" in first.duties.held  # renewed while the sweep runs
+    assert second.duties.held == set()
+    second_passes(4)
+    assert first.duties.held == NAMES - {"reclaimer"}
+    assert second.duties.held == {"reclaimer"}
+    second.settle()
+    assert state_of(store, "a") is not State.RUNNING
+    gate.open()
+    first.settle()
+    second.duties.release(PATIENCE_S)
+    second_passes(1)
+    assert first.duties.held == NAMES
+    first.settle()
+    second.settle()
+
+
+def test_the_gates_books_are_kept_at_least_every_thirty_seconds(postgres: Any) -> None:
+    store = postgres.make_store()
+    ticking = Ticking(store)
+    maintenance = Tap(store.maintenance)
+    ticking.tap.__dict__["maintenance"] = maintenance
+    for _ in range(61):
+        postgres.clock.advance_ms(1_000)
+        ticking.tick()
+        ticking.settle()
+    assert maintenance.count("gate_fold") == 3
+    assert maintenance.count("gate_reconcile") == 3
+
+
+def test_a_fault_of_the_promotion_does_not_stop_the_gates_books(postgres: Any) -> None:
+    store = postgres.make_store()
+    ticking = Ticking(store)
+    maintenance = Tap(store.maintenance)
+    ticking.tap.__dict__["maintenance"] = maintenance
+    ticking.tap.fail("promote_due", BackendError("no"))
+    ticking.tick()
+    ticking.settle()
+    assert maintenance.count("gate_fold") == 1
+
+
+def test_a_store_without_inspection_has_no_quarantine_duty(store: Any) -> None:
+    ticking = Ticking(store)
+    ticking.tap.__dict__["inspect"] = None
+    duties = Duties(ticking.tap, "w1", interval_ms=1_000, now_s=ticking.steps)
+    ticking.steps.advance(1)
+    duties.step()
+    assert duties.held == NAMES - {"quarantine"}
+    duties.release(PATIENCE_S)

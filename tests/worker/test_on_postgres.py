@@ -1,0 +1,138 @@
+"""What only a worker over a real server can show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from headgate_sync.context import JobContext
+from headgate_sync.lifecycle import State
+from headgate_sync.policy import Poll
+from headgate_sync.postgres.store import PgStore
+from headgate_sync.registry import Registry
+from headgate_sync.worker.listening import WAIT_MS, Listening
+from tests.builders import envelope, job, state_of, steer
+from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for, working
+
+
+def put(store: Any, *ids: str, **fields: Any) -> None:
+    store.enqueue(
+        [envelope(id, **{"kind": "k", "payload": b"{}", **fields}) for id in ids]
+    )
+
+
+@pytest.fixture
+def own_store(postgres: Any, database_url: str) -> Iterator[PgStore]:
+    """A store with a pool of two connections and a listener, over an empty schema."""
+    made = PgStore.connect(database_url, pool_size=2, listen=database_url)
+    yield made
+    made.close()
+
+
+def test_a_query_that_blocks_a_handler_is_cancelled_with_its_lease(
+    own_store: PgStore, database_url: str
+) -> None:
+    started, ended, registry = threading.Event(), threading.Event(), Registry()
+    raised: list[BaseException] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        with psycopg.connect(database_url) as connection:
+            ctx.on_cancel(connection.cancel_safe)
+            started.set()
+            try:
+                connection.execute("SELECT pg_catalog.pg_sleep(600)")
+            except psycopg.errors.QueryCanceled as error:
+                raised.append(error)
+                raise
+            finally:
+                ended.set()
+
+    put(own_store, "a")
+    with working(own_store, registry, lease="300ms"):
+        assert started.wait(PATIENCE_S)
+        steer(own_store).operator_cancel("a")
+        assert ended.wait(PATIENCE_S)
+    assert len(raised) == 1
+    row = job(own_store, "a")
+    assert (row.state, row.attempt, row.errors) == ("cancelled", 0, ())
+
+
+def test_an_idle_worker_is_woken_by_the_commit_of_a_job(own_store: PgStore) -> None:
+    ran, registry, tap = threading.Event(), Registry(), Tap(own_store)
+    registry.task("k")(lambda: ran.set())
+    seldom = Poll(floor_ms=20, ceiling_ms=500_000, multiplier=1_000)
+    with working(tap, registry, poll=seldom, run_duties=False):
+        wait_for(lambda: _asks_no_more(tap), "it falls asleep")
+        put(own_store, "a")
+        assert ran.wait(PATIENCE_S)
+    wait_for(lambda: state_of(own_store, "a") is State.COMPLETED, "it is acked")
+
+
+def _asks_no_more(tap: Tap) -> bool:
+    asked = tap.count("admit")
+    threading.Event().wait(0.3)
+    return asked > 1 and tap.count("admit") == asked
+
+
+def test_leases_are_renewed_while_effects_hold_every_connection(
+    own_store: PgStore,
+) -> None:
+    gate, registry, tap = Gate(), Registry(), Tap(own_store)
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        ctx.once(lambda tx: gate.hold())
+
+    put(own_store, "a", "b")
+    with working(tap, registry, capacity=2, lease="300ms", run_duties=False) as worker:
+        gate.wait(2)
+        beats = tap.count("renew")
+        wait_for(lambda: tap.count("renew") > beats + 5, "beats go on")
+        assert worker.health().threads["heartbeat"].failures == 0
+        gate.open()
+        wait_for(
+            lambda: {state_of(own_store, id) for id in "ab"} == {State.COMPLETED},
+            "both are completed",
+        )
+
+
+def test_jobs_and_the_services_need_no_more_than_two_spare_connections(
+    own_store: PgStore,
+) -> None:
+    registry = Registry()
+    ran: list[str] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        ctx.report_progress(1, 2)
+        ran.append(ctx.job_id)
+
+    ids = [f"j{number:02}" for number in range(60)]
+    put(own_store, *ids)
+    with working(own_store, registry, capacity=16, duty_interval="10ms"):
+        wait_for(lambda: len(ran) == 60, "all ran")
+    assert {state_of(own_store, id) for id in ids} == {State.COMPLETED}
+
+
+def test_a_listener_that_was_closed_makes_nobody_spin() -> None:
+    steps = Steps()
+    answers: list[str | None] = ["q", "", None]
+    noticed: list[float] = []
+
+    class Closed:
+        def wait_wakeup(self, queues: Any, timeout_ms: int) -> str | None:
+            return answers.pop(0)
+
+        def close(self) -> None: ...
+
+    listening = Listening(
+        Closed(), ("q",), notice=lambda: noticed.append(steps()), now_s=steps
+    )
+    waits = [listening.step() - steps() for _ in range(3)]
+    assert waits == [0, 0, WAIT_MS / 1000]
+    assert len(noticed) == 2
