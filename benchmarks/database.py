@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from headgate_sync.postgres.migrate import migrate_up
 from psycopg import sql
 
 from headgate_sync.embedded import EmbeddedServer
+from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 
 SCHEMA = "headgate_bench"
