@@ -15,6 +15,7 @@ from headgate_sync.envelope import MAX_INT32, check_int
 from headgate_sync.errors import (
     InvalidRequest,
     LeaseRejected,
+    StoreError,
     Unsupported,
 )
 from headgate_sync.lease import (
@@ -206,8 +207,14 @@ class JobContext:
         check_lease_ms(lease_ms)
         attempt = self._attempt
         until_s = attempt.now_s() + lease_ms / 1000
-        attempt.extended_due_s = until_s
-        if attempt.store.renew([attempt.lease], lease_ms=lease_ms):
+        # Set before the call: a beat that comes right after it must not shorten it.
+        before_s, attempt.extended_due_s = attempt.extended_due_s, until_s
+        try:
+            lost = attempt.store.renew([attempt.lease], lease_ms=lease_ms)
+        except StoreError:
+            attempt.extended_due_s = before_s
+            raise
+        if lost:
             raise attempt.lose()
         attempt.lease_due_s = max(attempt.lease_due_s, until_s)
 

@@ -33,7 +33,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile(
     "long",
-    max_examples=600,
+    max_examples=500,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),

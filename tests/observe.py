@@ -120,129 +120,83 @@ def of_memory(store: MemStore) -> Snapshot:
 
 def of_postgres(connection: psycopg.Connection[Any], schema: str) -> Snapshot:
     """The snapshot of a schema, read in one transaction."""
-    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+    with connection.transaction():
         # One snapshot of the database for all tables, whatever runs beside it.
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        return _Reader(cursor, schema).snapshot()
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        texts = [
+            _QUERIES[name].format(schema=sql.Identifier(schema)) for name in _QUERIES
+        ]
+        rows = dict(zip(_QUERIES, _fetch(connection, texts), strict=True))
+    return Snapshot(
+        jobs=_jobs(rows["jobs"], rows["tags"]),
+        throttle={
+            row["unique_key"]: (row["job_id"], row["expires_at_ms"])
+            for row in rows["throttle"]
+        },
+        quarantine={
+            row.pop("fingerprint"): tuple(row.values()) for row in rows["quarantine"]
+        },
+        duties={
+            row["name"]: (row["holder"], row["expires_at_ms"]) for row in rows["duties"]
+        },
+        enqueue_limits={
+            row["queue"]: row["max_unfinished_jobs"] for row in rows["enqueue_limits"]
+        },
+        unfinished=_leave_out(
+            0, ((row["queue"], row["jobs"]) for row in rows["unfinished"])
+        ),
+        minutes=_leave_out((0, 0), (_keyed(row, 3) for row in rows["minutes"])),
+        queues=_leave_out(
+            _PLAIN_QUEUE,
+            ((row.pop("queue"), tuple(row.values())) for row in rows["queues"]),
+        ),
+        partitions=_leave_out(
+            _PLAIN_PARTITION, (_keyed(row, 2) for row in rows["partitions"])
+        ),
+        rate_classes=_leave_out(
+            _PLAIN_CLASS,
+            ((row.pop("name"), tuple(row.values())) for row in rows["rate_classes"]),
+        ),
+        budgets={
+            (row.pop("rate_class"), row.pop("slot")): Budget(**row)
+            for row in rows["budgets"]
+        },
+        ceilings={
+            row["name"]: Ceiling(
+                **row
+                | {
+                    "scope": Scope(row["scope"]),
+                    "on_saturated": OnSaturated(row["on_saturated"]),
+                }
+            )
+            for row in rows["ceilings"]
+        },
+    )
 
 
-class _Reader:
-    def __init__(self, cursor: psycopg.Cursor[Row], schema: str) -> None:
-        self._cursor = cursor
-        self._schema = sql.Identifier(schema)
+def _fetch(
+    connection: psycopg.Connection[Any], texts: Iterable[sql.Composed]
+) -> list[list[Row]]:
+    """Run several queries in one round trip."""
+    with connection.pipeline():
+        cursors = [
+            connection.cursor(row_factory=dict_row).execute(text) for text in texts
+        ]
+        return [cursor.fetchall() for cursor in cursors]
 
-    def rows(self, text: str) -> list[Row]:
-        self._cursor.execute(sql.SQL(text).format(schema=self._schema))
-        return self._cursor.fetchall()
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
-            jobs=self._jobs(),
-            throttle={
-                bytes(row["unique_key"]): (row["job_id"], row["expires_at_ms"])
-                for row in self.rows("SELECT * FROM {schema}.headgate_throttle")
-            },
-            quarantine={
-                row["fingerprint"]: (
-                    row["kind"],
-                    row["crash_count"],
-                    row["quarantined_at_ms"],
-                    row["sample_payload"],
-                    row["reason"],
-                )
-                for row in self.rows("SELECT * FROM {schema}.headgate_quarantine")
-            },
-            duties={
-                row["name"]: (row["holder"], row["expires_at_ms"])
-                for row in self.rows("SELECT * FROM {schema}.headgate_duty")
-            },
-            enqueue_limits={
-                row["queue"]: row["max_unfinished_jobs"]
-                for row in self.rows("SELECT * FROM {schema}.headgate_enqueue_policy")
-            },
-            unfinished=_leave_out(
-                0, ((row["queue"], row["jobs"]) for row in self.rows(_UNFINISHED))
-            ),
-            minutes=_leave_out(
-                (0, 0),
-                (
-                    (
-                        (row["queue"], row["partition_key"], row["minute_at_ms"]),
-                        (row["arrived"], row["completed"]),
-                    )
-                    for row in self.rows(_MINUTES)
-                ),
-            ),
-            queues=_leave_out(
-                _PLAIN_QUEUE,
-                (
-                    (
-                        row["queue"],
-                        (
-                            row["paused"], row["weight"], row["dispatch_count"],
-                            row["round"],
-                        ),
-                    )
-                    for row in self.rows("SELECT * FROM {schema}.headgate_queue")
-                ),
-            ),
-            partitions=_leave_out(
-                _PLAIN_PARTITION,
-                (
-                    (
-                        (row["queue"], row["partition_key"]),
-                        (
-                            row["deficit"], row["inflight"], row["last_round"],
-                            row["quantum_override"],
-                        ),
-                    )
-                    for row in self.rows(_PARTITIONS)
-                ),
-            ),
-            rate_classes=_leave_out(
-                _PLAIN_CLASS,
-                (
-                    (
-                        row["name"],
-                        (row["paused"], row["paused_until_ms"], row["pause_reason"]),
-                    )
-                    for row in self.rows("SELECT * FROM {schema}.headgate_rate_class")
-                ),
-            ),
-            budgets={
-                (row["rate_class"], row["slot"]): Budget(
-                    limit=row["limit_tokens"],
-                    window_ms=row["window_ms"],
-                    burst=row["burst"],
-                    units=row["units"],
-                    refilled_at_ms=row["refilled_at_ms"],
-                )
-                for row in self.rows("SELECT * FROM {schema}.headgate_budget")
-            },
-            ceilings={
-                row["name"]: Ceiling(
-                    name=row["name"],
-                    queue=row["queue"],
-                    rate_class=row["rate_class"],
-                    scope=Scope(row["scope"]),
-                    max_concurrent=row["max_concurrent"],
-                    on_saturated=OnSaturated(row["on_saturated"]),
-                )
-                for row in self.rows("SELECT * FROM {schema}.headgate_ceiling")
-            },
-        )  # fmt: skip
+def _keyed(row: Row, columns: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = tuple(row.values())
+    return values[:columns], values[columns:]
 
-    def _jobs(self) -> dict[str, Row]:
-        tags: dict[int, list[str]] = {}
-        for row in self.rows(
-            "SELECT * FROM {schema}.headgate_job_tag ORDER BY job_seq, tag"
-        ):
-            tags.setdefault(row["job_seq"], []).append(row["tag"])
-        jobs = {}
-        for row in self.rows("SELECT * FROM {schema}.headgate_job ORDER BY seq"):
-            jobs[row["id"]] = _job(row, tuple(tags.pop(row["seq"], ())))
-        assert not tags, f"tags outlived their jobs: {tags}"
-        return jobs
+
+def _jobs(jobs: list[Row], tags: list[Row]) -> dict[str, Row]:
+    by_job: dict[int, list[str]] = {}
+    for row in tags:
+        by_job.setdefault(row["job_seq"], []).append(row["tag"])
+    found = {row["id"]: _job(row, tuple(by_job.pop(row["seq"], ()))) for row in jobs}
+    assert not by_job, f"tags outlived their jobs: {by_job}"
+    return found
 
 
 def _job(row: Row, tags: tuple[str, ...]) -> Row:
@@ -294,63 +248,90 @@ def dump(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[Row
 
     A call that was refused leaves no row version behind that a reader could tell.
     """
-    tables = connection.execute(
-        "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n"
-        " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'"
-        " ORDER BY c.relname",
-        [schema],
-    ).fetchall()
-    found = {}
-    with connection.cursor(row_factory=dict_row) as cursor:
-        for (table,) in tables:
-            cursor.execute(
-                sql.SQL("SELECT ctid, * FROM {}.{} ORDER BY ctid").format(
-                    sql.Identifier(schema), sql.Identifier(table)
-                )
-            )
-            found[table] = cursor.fetchall()
-    return found
+    tables = [
+        table
+        for (table,) in connection.execute(
+            "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n"
+            " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'"
+            " ORDER BY c.relname",
+            [schema],
+        ).fetchall()
+    ]
+    whole = sql.SQL("SELECT ctid, * FROM {} ORDER BY ctid")
+    rows = _fetch(
+        connection, [whole.format(sql.Identifier(schema, table)) for table in tables]
+    )
+    return dict(zip(tables, rows, strict=True))
 
 
-_UNFINISHED = """
-SELECT part.queue, sum(part.jobs)::bigint AS jobs
-FROM (
-  SELECT queue, jobs FROM {schema}.headgate_unfinished
-  UNION ALL
-  SELECT queue, unfinished FROM {schema}.headgate_tally
-) AS part
-GROUP BY part.queue
-"""
-
-_MINUTES = """
-SELECT part.queue, part.partition_key, part.minute_at_ms,
-       sum(part.arrived)::bigint AS arrived, sum(part.completed)::bigint AS completed
-FROM (
-  SELECT queue, partition_key, minute_at_ms, arrived, completed
-  FROM {schema}.headgate_minute_counter
-  UNION ALL
-  SELECT queue, partition_key, minute_at_ms, arrived, completed
-  FROM {schema}.headgate_tally
-) AS part
-GROUP BY part.queue, part.partition_key, part.minute_at_ms
-"""
-
-# Rows of kind 'f' are jobs that left running since the last fold.
-_PARTITIONS = """
-SELECT COALESCE(kept.queue, freed.queue) AS queue,
-       COALESCE(kept.partition_key, freed.partition_key) AS partition_key,
-       COALESCE(kept.deficit, 0) AS deficit,
-       COALESCE(kept.inflight, 0) - COALESCE(freed.jobs, 0) AS inflight,
-       COALESCE(kept.last_round, 0) AS last_round,
-       kept.quantum_override
-FROM {schema}.headgate_partition AS kept
-FULL JOIN (
-  SELECT queue, partition_key, sum(n)::bigint AS jobs
-  FROM {schema}.headgate_inbox
-  WHERE kind = 'f'
-  GROUP BY queue, partition_key
-) AS freed ON freed.queue = kept.queue AND freed.partition_key = kept.partition_key
-"""
+_QUERIES = {
+    name: sql.SQL(text)
+    for name, text in {
+        "jobs": "SELECT * FROM {schema}.headgate_job ORDER BY seq",
+        "tags": "SELECT * FROM {schema}.headgate_job_tag ORDER BY job_seq, tag",
+        "throttle": "SELECT * FROM {schema}.headgate_throttle",
+        "quarantine": """
+            SELECT fingerprint, kind, crash_count, quarantined_at_ms, sample_payload,
+              reason
+            FROM {schema}.headgate_quarantine
+        """,
+        "duties": "SELECT * FROM {schema}.headgate_duty",
+        "enqueue_limits": "SELECT * FROM {schema}.headgate_enqueue_policy",
+        "unfinished": """
+            SELECT part.queue, sum(part.jobs)::bigint AS jobs
+            FROM (
+              SELECT queue, jobs FROM {schema}.headgate_unfinished
+              UNION ALL
+              SELECT queue, unfinished FROM {schema}.headgate_tally
+            ) AS part
+            GROUP BY part.queue
+        """,
+        "minutes": """
+            SELECT part.queue, part.partition_key, part.minute_at_ms,
+              sum(part.arrived)::bigint AS arrived,
+              sum(part.completed)::bigint AS completed
+            FROM (
+              SELECT queue, partition_key, minute_at_ms, arrived, completed
+              FROM {schema}.headgate_minute_counter
+              UNION ALL
+              SELECT queue, partition_key, minute_at_ms, arrived, completed
+              FROM {schema}.headgate_tally
+            ) AS part
+            GROUP BY part.queue, part.partition_key, part.minute_at_ms
+        """,
+        "queues": """
+            SELECT queue, paused, weight, dispatch_count, round
+            FROM {schema}.headgate_queue
+        """,
+        # Rows of kind f are jobs that left running since the last fold.
+        "partitions": """
+            SELECT COALESCE(kept.queue, freed.queue) AS queue,
+              COALESCE(kept.partition_key, freed.partition_key) AS partition_key,
+              COALESCE(kept.deficit, 0) AS deficit,
+              COALESCE(kept.inflight, 0) - COALESCE(freed.jobs, 0) AS inflight,
+              COALESCE(kept.last_round, 0) AS last_round,
+              kept.quantum_override
+            FROM {schema}.headgate_partition AS kept
+            FULL JOIN (
+              SELECT queue, partition_key, sum(n)::bigint AS jobs
+              FROM {schema}.headgate_inbox
+              WHERE kind = 'f'
+              GROUP BY queue, partition_key
+            ) AS freed
+            ON freed.queue = kept.queue AND freed.partition_key = kept.partition_key
+        """,
+        "rate_classes": """
+            SELECT name, paused, paused_until_ms, pause_reason
+            FROM {schema}.headgate_rate_class
+        """,
+        "budgets": """
+            SELECT rate_class, slot, limit_tokens AS limit, window_ms, burst, units,
+              refilled_at_ms
+            FROM {schema}.headgate_budget
+        """,
+        "ceilings": "SELECT * FROM {schema}.headgate_ceiling",
+    }.items()
+}
 
 
 def check(snapshot: Snapshot) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush, merge
+from heapq import heappop, merge
 from typing import Any
-
-from attrs import Factory, define
 
 from headgate_sync.lease import AdmissionBatch, AdmissionUnit, AdmitRequest, Claim
 from headgate_sync.lifecycle import Event
+from headgate_sync.memory.lanes import (
+    Desk,
+    Group,
+    GroupKey,
+    RateClass,
+    Runner,
+    Share,
+    place,
+)
 from headgate_sync.memory.rows import claim_of
 from headgate_sync.memory.state import (
     HOLD_OVERSIZE,
@@ -40,67 +46,10 @@ from headgate_sync.policy import (
     with_lag,
 )
 
-GroupKey = tuple[str, str]  # rate class, sticky worker
-
 RATE_CLASS = "rate_class"
 CONCURRENCY_LIMIT = "concurrency_limit"
 FAIRNESS = "fairness"
 QUARANTINE = "quarantine"
-
-
-@define(eq=False)
-class RateClass:
-    """A rate class; without budgets it is a marker that limits nothing."""
-
-    paused: bool = False
-    paused_until_ms: int | None = None
-    pause_reason: str = ""
-    budgets: list[Budget] = Factory(list)
-
-    def is_paused(self, now_ms: int) -> bool:
-        """Whether nothing of the class may pass at this instant."""
-        until_ms = self.paused_until_ms
-        return self.paused or (until_ms is not None and until_ms > now_ms)
-
-
-class Group:
-    """Lanes of one queue, rate class and sticky worker, least recently served first.
-
-    Lanes that ran empty and lanes whose partition was served elsewhere keep their old
-    place until somebody passes by, which is before any lane behind them.
-    """
-
-    __slots__ = ("_entries", "_listed")
-
-    def __init__(self) -> None:
-        # One lane for each partition, so that the lane itself is never compared.
-        self._entries: list[tuple[int, str, Lane]] = []
-        self._listed: set[Lane] = set()
-
-    def list(self, lane: Lane) -> None:
-        """Add a lane that got work."""
-        if lane not in self._listed:
-            self._listed.add(lane)
-            self._put(lane)
-
-    def _put(self, lane: Lane) -> None:
-        partition = lane.partition
-        insort(self._entries, (partition.last_round, partition.key, lane))
-
-    def __iter__(self) -> Iterator[Lane]:
-        """The lanes with work, in order; also puts right what it passes."""
-        entries, at = self._entries, 0
-        while at < len(entries):
-            last_round, _, lane = entries[at]
-            if not len(lane.ready):
-                del entries[at]
-                self._listed.discard(lane)
-            elif last_round != lane.partition.last_round:
-                del entries[at]
-                self._put(lane)
-            else:
-                yield lane
-                at += 1
 
 
 class Gate:
@@ -281,68 +230,6 @@ class Gate:
         }
 
 
-@define(eq=False)
-class Share:
-    """What a call knows of a partition; round and credit are as at its start."""
-
-    partition: Partition
-    last_round: int
-    quantum: int
-    taken: int = 0
-    noisy: bool = False
-    closed: bool = False
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the partition had its share."""
-        return self.taken >= self.partition.deficit + self.quantum
-
-
-@define(eq=False)
-class Runner:
-    """A lane in the window of a call."""
-
-    lane: Lane
-    share: Share
-    closed: bool = False
-    full: bool = False
-
-
-@define(eq=False)
-class Desk:
-    """A queue in a call: its window, and the first job of each lane in merge order."""
-
-    queue: Queue
-    decisions: int
-    quantum: int
-    served: int = 0
-    runners: dict[Lane, Runner] = Factory(dict)
-    heap: list[tuple[bool, int, int, int, int, Runner, Job]] = Factory(list)
-
-    @property
-    def service(self) -> Service:
-        """What the ledger compares."""
-        return Service(self.decisions, self.queue.weight)
-
-    def offer(self, runner: Runner) -> None:
-        """Put the first job of a lane, if it has one, among the candidates."""
-        job = runner.lane.ready.first()
-        if job is not None:
-            share = runner.share
-            heappush(
-                self.heap,
-                (
-                    share.noisy,
-                    share.last_round,
-                    -job.priority,
-                    job.scheduled_at_ms,
-                    job.seq,
-                    runner,
-                    job,
-                ),
-            )
-
-
 class Call:
     """One admission."""
 
@@ -379,6 +266,7 @@ class Call:
         for desk in self.desks:
             self._draw(desk, self.window)
             self._measure(desk)
+            self._offer_all(desk)
         draws = self._decide(1)
         if self.request.quantum == 0 and self.decided < self.request.capacity:
             # Automatic fairness leaves no slot idle: once more, without shares.
@@ -395,18 +283,19 @@ class Call:
 
     # The window
 
-    def _draw(self, desk: Desk, lanes: int) -> None:
+    def _draw(self, desk: Desk, lanes: int) -> list[Runner]:
         """Add up to so many open lanes that the call has not seen yet."""
+        drawn: list[Runner] = []
         if lanes <= 0 or self._is_queue_full(desk.queue):
-            return
+            return drawn
         groups = [
             group
             for (rate_class, sticky), group in self.gate.groups_of(desk.queue)
             if sticky in ("", self.request.worker) and self._is_open(desk, rate_class)
         ]
-        for lane in merge(*groups, key=_place):
-            if lanes <= 0:
-                return
+        for lane in merge(*groups, key=place):
+            if len(drawn) == lanes:
+                break
             if lane in desk.runners or self._is_full(lane):
                 continue
             partition = lane.partition
@@ -417,8 +306,8 @@ class Call:
                 share = Share(partition, partition.last_round, quantum)
                 self.shares[partition] = share
             runner = desk.runners[lane] = Runner(lane, share)
-            desk.offer(runner)
-            lanes -= 1
+            drawn.append(runner)
+        return drawn
 
     def _is_queue_full(self, queue: Queue) -> bool:
         """Whether the whole queue waits for a ceiling."""
@@ -443,7 +332,7 @@ class Call:
 
     def _is_full(self, lane: Lane, *scopes: Scope) -> bool:
         """Whether a ceiling that lets jobs wait (of these scopes) bars the lane."""
-        return any(
+        return bool(self.gate.ceilings) and any(
             ceiling.on_saturated is OnSaturated.QUEUE
             and (not scopes or ceiling.scope in scopes)
             for ceiling in self._full_ceilings(lane)
@@ -461,7 +350,6 @@ class Call:
                 share.quantum = desk.quantum
             inflight = share.partition.inflight
             share.noisy = is_noisy(inflight, running - inflight, len(shares))
-        self._offer_all(desk)
 
     def _offer_all(self, desk: Desk) -> None:
         desk.heap.clear()
@@ -489,7 +377,8 @@ class Call:
             self.blocked = False
             draws += 1
             for desk in self.desks:
-                self._draw(desk, self.window - self._open_lanes(desk))
+                for runner in self._draw(desk, self.window - self._open_lanes(desk)):
+                    desk.offer(runner)
 
     def _open_lanes(self, desk: Desk) -> int:
         """Lanes of the window that still belong to it."""
@@ -620,6 +509,8 @@ class Call:
 
     def _action(self, lane: Lane) -> OnSaturated | None:
         """What the strongest full ceiling asks for."""
+        if not self.gate.ceilings:
+            return None
         asked = [ceiling.on_saturated for ceiling in self._full_ceilings(lane)]
         return max(asked, key=lambda action: action.strength, default=None)
 
@@ -678,12 +569,6 @@ class Call:
                 if any(not self._is_full(lane, Scope.PARTITION) for lane in group):
                     soonest = open_at_ms
         return None if soonest is None else max(0, soonest - self.now_ms)
-
-
-def _place(lane: Lane) -> tuple[int, str, str, str]:
-    """The order of lanes in a window: least recently served first."""
-    partition = lane.partition
-    return partition.last_round, partition.key, lane.rate_class, lane.sticky_worker
 
 
 def _counts(ceiling: Ceiling, lane: Lane, job: Job) -> bool:

@@ -11,14 +11,24 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import NoReturn
 from weakref import WeakSet
 
 import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headgate_sync.envelope import MAX_RELATIVE_MS, check_int, check_text
-from headgate_sync.errors import InvalidRequest, StoreUnavailable
+from headgate_sync.envelope import (
+    MAX_INT32,
+    MAX_RELATIVE_MS,
+    check_int,
+    check_text,
+)
+from headgate_sync.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    StoreUnavailable,
+)
 from headgate_sync.postgres.database import DEFAULT_SCHEMA
 from headgate_sync.postgres.sql import check_schema_name
 
@@ -99,6 +109,9 @@ class Listener:
         probe_ms: silence after which the server is asked for a sign of life.
         answer_ms: how long the server may take for any answer before it counts as lost.
         reconnect_ms: least pause between two attempts to connect.
+
+    Raises:
+        ConfigurationError: the conninfo or the name of the schema is malformed.
     """
 
     def __init__(
@@ -114,7 +127,11 @@ class Listener:
         check_int("probe_ms", probe_ms, 1, MAX_RELATIVE_MS)
         check_int("answer_ms", answer_ms, 1, MAX_RELATIVE_MS)
         check_int("reconnect_ms", reconnect_ms, 1, MAX_RELATIVE_MS)
-        self._conninfo = make_conninfo(conninfo, client_encoding="UTF8")
+        try:
+            self._conninfo = make_conninfo(conninfo, client_encoding="UTF8")
+        except psycopg.ProgrammingError:
+            # The driver's text quotes the address, and with it a password.
+            raise ConfigurationError("the address for wake-ups is malformed") from None
         self._channel = channel_of(schema)
         self._probe_ms = probe_ms
         self._answer_ms = answer_ms
@@ -216,7 +233,8 @@ class Listener:
                     if self._subscribe(link, stop):
                         quiet = False
                         self._relay(link)
-                    pause_ms = DEAF_MS
+                    else:
+                        pause_ms = DEAF_MS
             except _Stopped:
                 return
             except psycopg.Error as error:
@@ -270,8 +288,8 @@ class Listener:
                     return True
         return False
 
-    def _relay(self, link: _Link) -> None:
-        """Pass signals on until the connection is lost."""
+    def _relay(self, link: _Link) -> NoReturn:
+        """Pass signals on until the connection is lost, which raises."""
         still_there = (
             b"SELECT 1 FROM pg_catalog.pg_listening_channels() AS channel (name)"
             b" WHERE channel.name OPERATOR(pg_catalog.=) '%b'" % self._channel.encode()
@@ -328,7 +346,7 @@ class _Stop:
         poll.register(self._read, select.POLLIN)
         if fd >= 0:
             poll.register(fd, events)
-        ready = dict(poll.poll(timeout_ms))
+        ready = dict(poll.poll(min(timeout_ms, MAX_INT32)))
         if self._read in ready:
             raise _Stopped
         return bool(ready)

@@ -27,7 +27,7 @@ from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
 from headgate_sync.worker.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("headgate_sync.worker")
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FLUSH_S = 1.0

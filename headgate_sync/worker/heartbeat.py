@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headgate_sync.attempt import LiveAttempt
+from headgate_sync.context import JobContext
 from headgate_sync.errors import LeaseLost, StoreError
 from headgate_sync.store import Store
 from headgate_sync.worker.inflight import InFlight
@@ -78,7 +79,11 @@ class Heartbeat:
         """Let a thread write held-back progress: a beat must not wait for the pool."""
         if self._progress is not None and self._progress.is_alive():
             return
-        waiting = [a for a in attempts if a.context and a.context.progress_waits]
+        waiting = [
+            (attempt, context)
+            for attempt in attempts
+            if (context := attempt.context) is not None and context.progress_waits
+        ]
         if waiting:
             self._progress = threading.Thread(
                 target=_flush, args=(waiting,), name="headgate-progress", daemon=True
@@ -86,11 +91,11 @@ class Heartbeat:
             self._progress.start()
 
 
-def _flush(attempts: Sequence[LiveAttempt]) -> None:
-    for attempt in attempts:
+def _flush(waiting: Sequence[tuple[LiveAttempt, JobContext]]) -> None:
+    for attempt, context in waiting:
         try:
-            if attempt.context is not None and not attempt.settled:
-                attempt.context.flush_progress()
+            if not attempt.settled:
+                context.flush_progress()
         except LeaseLost:
             pass  # the handler's token is set now
         except StoreError as error:

@@ -147,6 +147,7 @@ class Runner:
                 )
         attempt.token.close()
         context.close()
+        attempt.context = None  # else the two keep each other for the collector
 
     def _judge_raised(
         self, binding: Binding, attempt: LiveAttempt, error: BaseException

@@ -151,6 +151,27 @@ def test_the_old_holder_writes_neither_output_nor_progress(backend, store, clock
         assert raised.missing is False
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ref: LeaseRef(ref.job_id, "other", ref.fence),
+        lambda ref: LeaseRef(ref.job_id, ref.lease_id, ref.fence + 1),
+        lambda ref: LeaseRef(ref.job_id, ref.lease_id, ref.fence - 1),
+    ],
+    ids=["other lease", "next fence", "last fence"],
+)
+def test_a_foreign_lease_writes_nothing(backend, store, change):
+    foreign = change(run_one(store, "a").lease_ref)
+    for call in (
+        lambda: store.outputs.write_job_output(foreign, JobResult(1, b"x")),
+        lambda: store.progress.write_job_progress(foreign, ProgressUpdate(1, 2)),
+        lambda: store.results.ack_success_with_result(foreign, JobResult(1, b"x")),
+    ):
+        raised = unchanged_by(backend, call)
+        assert isinstance(raised, LeaseRejected)
+        assert raised.missing is False
+
+
 def test_nothing_is_written_for_a_job_that_is_gone(backend, store):
     ref = LeaseRef("gone", "lease", 1)
     for call in (

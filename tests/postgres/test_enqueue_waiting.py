@@ -207,6 +207,47 @@ def test_a_limit_is_locked_only_until_the_store_commits(store, caller, start):
     assert refused.value.current == 4
 
 
+def test_who_waits_for_a_key_does_not_hold_up_the_queue_meanwhile(
+    store, admin, caller, start
+):
+    """Its lock on the limit would make everybody else wait for the same transaction."""
+    steer(store).set_enqueue_limit("q", 10)
+    enqueue_open(store, caller, "open", unique_key=b"k")
+    waiting = start(
+        lambda: outcome_of(
+            lambda: enqueue(store, "late", unique_key=b"k"), DuplicateJob
+        )
+    )
+    wait_until_blocked(admin, caller)
+    try:
+        start(lambda: enqueue(store, "a", "b")).result(SOON_S)
+        start(lambda: steer(store).set_enqueue_limit("q", 3)).result(SOON_S)
+    finally:
+        caller.rollback()
+    assert waiting.result(SOON_S) is None
+    with pytest.raises(Backpressure):
+        enqueue(store, "c")
+
+
+def test_a_queue_filled_while_a_producer_waited_for_a_key_refuses_it(
+    store, postgres, admin, caller, start
+):
+    steer(store).set_enqueue_limit("q", 2)
+    enqueue_open(store, caller, "open", unique_key=b"k")
+    waiting = start(
+        lambda: outcome_of(
+            lambda: enqueue(store, "late", unique_key=b"k", tags=("t",)), Backpressure
+        )
+    )
+    wait_until_blocked(admin, caller)
+    enqueue(store, "a", "b")
+    before = postgres.image()
+    caller.rollback()
+    refusal = waiting.result(SOON_S)
+    assert (refusal.limit, refusal.current, refusal.incoming) == (2, 2, 1)
+    assert postgres.image() == before
+
+
 def test_a_replacement_locks_the_job_it_changes_and_no_other(store, caller, start):
     enqueue(store, "a", "free")
     enqueue(store, "held", unique_key=b"k", priority=1)

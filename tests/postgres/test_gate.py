@@ -122,6 +122,18 @@ def test_a_release_between_an_admission_and_its_marks_wins(store, postgres, othe
     assert ids(admit(store)) == ["bomb-1", "bomb-2"]
 
 
+def test_work_announced_behind_many_other_rows_is_found_in_the_same_call(
+    store, postgres
+):
+    postgres.connection.execute(
+        "INSERT INTO headgate.headgate_inbox (queue, kind, rate_class)"
+        " SELECT 'q', 'o', 'unknown' FROM generate_series(1, %s)",
+        [3 * GATE_CONSTANTS["fold_max"]],
+    )
+    fill(store, "job", 1)
+    assert ids(admit(store)) == ["job-1"]
+
+
 def test_a_candidate_that_changed_after_it_was_read_is_left_to_a_later_call(
     store, postgres, other
 ):
@@ -157,6 +169,68 @@ def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
         postgres.connection.execute("UPDATE headgate.headgate_inbox SET lane_key = 7")
     assert served(admit(store, 10, quantum=1)) == {"A": 1, "B": 1}
     assert served(admit(store, 10, quantum=1)) == {"A": 1, "B": 1}
+
+
+# Cost
+
+
+class Visits:
+    """Counts rows and index entries that one admission reads."""
+
+    COUNTED = """
+    SELECT sum(pg_stat_get_xact_tuples_returned(oid))
+      + sum(pg_stat_get_xact_tuples_fetched(oid))
+    FROM pg_class WHERE relnamespace = 'headgate'::regnamespace
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def of_one_admission(self) -> int:
+        """The count; the claims are given back."""
+        before = self._read()
+        found = self._connection.execute(ADMIT, GATE_CONSTANTS).fetchall()
+        assert len(found) == 11
+        visited = self._read() - before
+        self._connection.rollback()
+        return visited
+
+    def _read(self) -> int:
+        return int(self._connection.execute(self.COUNTED).fetchone()[0])
+
+
+@pytest.mark.parametrize("partitions", [1, 30])
+def test_the_rows_read_do_not_grow_with_the_backlog(store, other, partitions):
+    """No statistics were ever taken of these tables."""
+    visits, counted = Visits(other), []
+    for size in (300, 3000):
+        for name in range(partitions):
+            fill(store, f"p{name}-{size}", size // partitions, partition_key=f"p{name}")
+        ack_all(store, admit(store, 1))
+        counted.append(visits.of_one_admission())
+    assert max(counted) <= 40 * 10 + 512
+    assert counted[1] <= 1.2 * counted[0]
+
+
+def test_the_rows_read_do_not_grow_with_what_is_blocked(store, other):
+    rate_class(store, "dry", "0/1000", 1)
+    ceiling(store, 1, "queue")
+    fill(store, "spends", 1, rate_class="dry")
+    for name in range(40):
+        fill(store, f"full-{name}", 2)
+    while admit(store, 50):
+        pass
+    visits, counted = Visits(other), []
+    for size in (2, 60):
+        for name in range(40):
+            fill(store, f"dry-{name}-{size}", size, rate_class="dry", partition_key="d")
+            fill(store, f"more-{name}-{size}", size, partition_key=f"full-{name}")
+        for name in range(20):
+            fill(store, f"free-{name}-{size}", 1)
+        assert len(admit(store, 10)) == 10
+        counted.append(visits.of_one_admission())
+    assert max(counted) <= 40 * 10 + 512
+    assert counted[1] <= 1.2 * counted[0]
 
 
 # Locks

@@ -22,6 +22,7 @@ from headgate_sync.postgres.sql import (
     statement_source,
 )
 from tests.backends import SCHEMA
+from tests.builders import enqueue
 
 PACKAGE = Path(headgate_sync.postgres.__file__).parent
 HEADER = ("Arguments:", "Rows:", "Locks:")
@@ -132,11 +133,29 @@ def test_the_reclaim_takes_the_edge_of_the_table():
     assert f"SET state = {edge}," in source_of("sweeps")
 
 
-def test_the_schema_knows_the_states_of_the_table(admin):
-    [[check]] = admin.execute(
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
-        " WHERE conname = 'headgate_job_state' AND connamespace = %s::regnamespace",
-        [SCHEMA],
-    ).fetchall()
+def test_the_schema_knows_the_states_of_the_table():
+    [check] = re.findall(r"job\.state IN \(([^)]*)\)\s+AND \(job", source_of("jobs"))
     stored = {state.value for state in State if state is not State.DELETED}
     assert set(re.findall(r"'(\w+)'", check)) == stored
+
+
+def test_no_row_can_break_a_rule_of_every_job(postgres, admin):
+    enqueue(postgres.make_store(), "a")
+    for broken in (
+        "state = 'running'",
+        "state = 'completed'",
+        "state = 'unknown', finalized_at_ms = 1",
+        "weight = 0",
+        "rate_charge = -1",
+        "queue = ''",
+        "gate_hold = 'other'",
+        "result = 'x'",
+        "output = 'x'",
+        "progress_current = 5",
+        "periodic_tick_ms = 5",
+        "charge_weight = -1",
+    ):
+        with admin.transaction(force_rollback=True):
+            admin.execute(f"ALTER TABLE {SCHEMA}.headgate_job DISABLE TRIGGER USER")
+            with pytest.raises(psycopg.errors.CheckViolation):
+                admin.execute(f"UPDATE {SCHEMA}.headgate_job SET {broken}")

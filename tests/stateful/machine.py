@@ -13,7 +13,7 @@ from attrs import frozen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headgate_sync.envelope import Envelope
+from headgate_sync.envelope import UNIQUE_REPLACE_ALL, Envelope
 from headgate_sync.errors import DuplicateJob, StoreError
 from headgate_sync.inspection import Inspect
 from headgate_sync.lease import Ack, AdmitRequest, JobResult, LeaseRef
@@ -416,6 +416,45 @@ class StoreMachine(RuleBasedStateMachine):
             delay_ms = 1_000 if state is State.RETRYABLE else None
             self._settle(Ack(lease=refs[0], outcome=WAYS[state], delay_ms=delay_ms))
 
+    @rule(
+        strategy=st.sampled_from(OnSaturated), scope=st.sampled_from(["part", "whole"])
+    )
+    def meet_a_full_ceiling(self, strategy: OnSaturated, scope: str) -> None:
+        """Let a job meet a ceiling of a queue of its own while another one runs."""
+        self._journeys += 1
+        queue = f"y{self._journeys}"
+        ceiling = Ceiling(
+            name=queue,
+            queue=queue,
+            scope=Scope.PARTITION if scope == "part" else Scope.QUEUE,
+            max_concurrent=1,
+            on_saturated=strategy,
+        )
+        self._configure("upsert_concurrency_limit", ceiling)
+        for n in (1, 2):
+            job = Envelope(id=f"{queue}-{n}", kind="k", queue=queue, retention_ms=1)
+            self._enqueue([job])
+            self._admit(worker="", queues=(queue,), capacity=2, lease_ms=1_000)
+
+    @rule(
+        state=st.sampled_from([State.SCHEDULED, State.AVAILABLE, State.RETRYABLE]),
+        replace=st.integers(0, UNIQUE_REPLACE_ALL),
+    )
+    def postpone_a_holder(self, state: State, replace: int) -> None:
+        """Debounce a job that holds a key of its own."""
+        key = f"postponed-{self._journeys}".encode()
+        self._lead_into(state, fingerprint="", unique_key=key)
+        late = Envelope(
+            id=f"z{self._journeys}",
+            kind="k",
+            unique_key=key,
+            unique_debounce_ms=500,
+            unique_replace=replace,
+            priority=4,
+            max_attempts=3,
+        )
+        self._enqueue([late])
+
     # The holder
 
     @rule(
@@ -583,7 +622,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(call=st.sampled_from(GATE_POLICIES))
     def configure_the_gate(self, call: tuple[Any, ...]) -> None:
-        verb, *arguments = call
+        self._configure(*call)
+
+    def _configure(self, verb: str, *arguments: Any) -> None:
         self.on_all(
             lambda side: getattr(side.inspect, verb)(*arguments),
             lambda: getattr(self.model, verb)(*arguments),

@@ -149,10 +149,12 @@ def test_leases_are_renewed_until_the_last_handler_has_ended(
         gate.wait()
         thread = stopping(worker)
         wait_for(lambda: worker.health().status == "terminating", "it drains")
-        for _ in range(5):
+        for _ in range(8):
             beats = tap.count("renew")
             wait_for(lambda beats=beats: tap.count("renew") > beats, "a further beat")
-            clock.advance_ms(30)
+            # Twice that is below the lease, and eight times that above: the counted
+            # beat may still be on its way.
+            clock.advance_ms(15)
             assert store.reclaim_expired(10) == []
         gate.open()
         thread.join(PATIENCE_S)
@@ -195,6 +197,7 @@ def test_everything_ends_in_order(store: Any) -> None:
     with working(tap, registry, lease="90ms", duty_interval="30ms") as worker:
         gate.wait()
         wait_for(lambda: bool(worker.health().duties), "duties are held")
+        wait_for(lambda: tap.count("renew") > 0, "the lease is renewed")
         thread = stopping(worker)
         wait_for(lambda: worker.health().status == "terminating", "it drains")
         gate.open()

@@ -7,5 +7,7 @@ DROP TABLE {schema}.headgate_duty;
 DROP TABLE {schema}.headgate_effect;
 DROP TABLE {schema}.headgate_throttle;
 DROP TABLE {schema}.headgate_job_tag;
+ALTER TABLE {schema}.headgate_job DROP CONSTRAINT headgate_job_sound;
+DROP FUNCTION {schema}.headgate_job_is_sound({schema}.headgate_job);
 DROP TABLE {schema}.headgate_job;
 DROP FUNCTION {schema}.headgate_now_ms();

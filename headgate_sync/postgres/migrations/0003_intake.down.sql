@@ -9,5 +9,6 @@ DROP FUNCTION {schema}.headgate_enqueue(
   text[], text[], integer[], bytea[], text[], text[], text[], text[], bigint[], integer[], text[], integer[],
   integer[], bigint[], bigint[], boolean[], bigint[], bigint[], bigint[], bigint[], bytea[], integer[], text[],
   bigint[], text[], integer[], text[], bigint[], integer, bigint, boolean);
+DROP FUNCTION {schema}.headgate_full_queue(text[], bigint[], boolean);
 DROP FUNCTION {schema}.headgate_replace_holder(
   text, boolean, integer, bigint, bigint, bigint, integer, bytea, text, integer, integer, text[]);

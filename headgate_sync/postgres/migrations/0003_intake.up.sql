@@ -5,7 +5,7 @@
 --
 -- A producer waits for another one only where both use the same id or the same unique key. It appends to
 -- headgate_inbox and headgate_tally and locks no row that exists already, except the winner of a replacement, the
--- throttle row of its own key and, where the transaction is the store's own, the limits of its queues.
+-- throttle row of its own key and, where the transaction is the store's own, at its end the limits of its queues.
 --
 -- Every statement reads what was committed before it began, so that a check made after a lock sees what the waiting
 -- was for. The settings on the functions keep the plans independent of statistics.
@@ -89,6 +89,38 @@ BEGIN
   RETURN true;
 END $$;
 
+-- The first queue by name whose limit a batch passes, as the refusal; null without one.
+--
+-- Arguments: queues and the jobs of the batch for each; whether these jobs are in the counters by now.
+CREATE FUNCTION {schema}.headgate_full_queue(p_queues text[], p_incoming bigint[], p_counted boolean)
+  RETURNS text[]
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  refusal text[];
+BEGIN
+  SELECT ARRAY['backpressure', depth.queue, depth.max_jobs::text, depth.current::text, depth.incoming::text]
+  INTO refusal
+  FROM (
+    SELECT demand.queue COLLATE "C" AS queue, demand.incoming,
+      (SELECT policy.max_unfinished_jobs FROM {schema}.headgate_enqueue_policy AS policy
+        WHERE policy.queue = demand.queue) AS max_jobs,
+      greatest(0,
+        coalesce((SELECT unfinished.jobs FROM {schema}.headgate_unfinished AS unfinished
+          WHERE unfinished.queue = demand.queue), 0)
+        + coalesce((SELECT sum(tally.unfinished) FROM {schema}.headgate_tally AS tally
+          WHERE tally.queue = demand.queue), 0)
+        - CASE WHEN p_counted THEN demand.incoming ELSE 0 END) AS current
+    FROM unnest(p_queues, p_incoming) AS demand (queue, incoming)
+  ) AS depth
+  WHERE depth.current + depth.incoming > depth.max_jobs
+  ORDER BY depth.queue
+  LIMIT 1;
+  RETURN refusal;
+END $$;
+
 -- Take in a batch, or say why not.
 --
 -- Arguments: columns as arrays over the batch. A column whose values are all equal may hold one element only; ids are
@@ -98,7 +130,7 @@ END $$;
 -- Returns:   null when every job of the batch exists now, else the refusal: its name and its facts in order.
 --              id_conflict id | quarantine fingerprint | backpressure queue limit current incoming
 --              | duplicate id of the holder, whether it was changed | unsettled
--- Locks:     see above. Keys before jobs, jobs by key and id, so that two batches meet in the same order. (Two batches
+-- Locks:     throttle keys, then jobs by unique key and id, then limits by queue: two batches meet in one order. (Two
 --            that use one id with different keys can still meet crosswise; the loser of that deadlock tries again.)
 CREATE FUNCTION {schema}.headgate_enqueue(
   p_ids text[], p_kinds text[], p_schema_versions integer[], p_payloads bytea[], p_queues text[],
@@ -120,6 +152,8 @@ DECLARE
   known integer := 0;
   replayed integer[];
   kept integer[];
+  limited text[];
+  incoming bigint[];
   seqs bigint[];
   lost text;
   refusal text[];
@@ -169,36 +203,17 @@ BEGIN
       RETURN refusal;
     END IF;
 
-    -- Limits of the queues. The lock comes in an earlier statement than the reading: a statement that did both would
-    -- count on the snapshot from before its wait, and let too many in.
-    IF EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = ANY (p_queues)) THEN
-      IF p_own THEN
-        PERFORM FROM {schema}.headgate_enqueue_policy AS policy
-        WHERE policy.queue = ANY (ARRAY(SELECT coalesce(p_queues[place], p_queues[1]) FROM unnest(kept) AS place))
-        ORDER BY policy.queue
-        FOR UPDATE;
-      END IF;
-      SELECT ARRAY['backpressure', depth.queue, depth.max_jobs::text, depth.current::text, depth.incoming::text]
-      INTO refusal
-      FROM (
-        SELECT demand.queue COLLATE "C" AS queue, demand.incoming,
-          (SELECT policy.max_unfinished_jobs FROM {schema}.headgate_enqueue_policy AS policy
-            WHERE policy.queue = demand.queue) AS max_jobs,
-          greatest(0,
-            coalesce((SELECT unfinished.jobs FROM {schema}.headgate_unfinished AS unfinished
-              WHERE unfinished.queue = demand.queue), 0)
-            + coalesce((SELECT sum(tally.unfinished) FROM {schema}.headgate_tally AS tally
-              WHERE tally.queue = demand.queue), 0)) AS current
-        FROM (
-          SELECT coalesce(p_queues[place], p_queues[1]) AS queue, count(*) AS incoming
-          FROM unnest(kept) AS place
-          GROUP BY 1
-        ) AS demand
-      ) AS depth
-      WHERE depth.current + depth.incoming > depth.max_jobs
-      ORDER BY depth.queue
-      LIMIT 1;
-      IF FOUND THEN
+    -- Limits of the queues, as far as they can be judged without a lock.
+    SELECT array_agg(demand.queue), array_agg(demand.incoming) INTO limited, incoming
+    FROM (
+      SELECT coalesce(p_queues[place], p_queues[1]) AS queue, count(*) AS incoming
+      FROM unnest(kept) AS place
+      GROUP BY 1
+    ) AS demand
+    WHERE EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = demand.queue);
+    IF limited IS NOT NULL THEN
+      refusal := {schema}.headgate_full_queue(limited, incoming, false);
+      IF refusal IS NOT NULL THEN
         RETURN refusal;
       END IF;
     END IF;
@@ -365,8 +380,23 @@ BEGIN
         FROM unnest(p_tag_places, p_tags) AS label (place, tag)
         WHERE seqs[label.place] IS NOT NULL;
       END IF;
+
+      -- The limits exactly: under their locks, and in a later statement than these, which therefore counts what the
+      -- waiting was for. The locks come last, because the inserts may wait for somebody else's open transaction.
+      IF p_own AND limited IS NOT NULL THEN
+        PERFORM FROM {schema}.headgate_enqueue_policy AS policy
+        WHERE policy.queue = ANY (limited)
+        ORDER BY policy.queue
+        FOR UPDATE;
+        refusal := {schema}.headgate_full_queue(limited, incoming, true);
+        IF refusal IS NOT NULL THEN
+          RAISE EXCEPTION USING ERRCODE = 'HG429', MESSAGE = 'a queue was filled meanwhile';
+        END IF;
+      END IF;
       RETURN NULL;
-    EXCEPTION WHEN SQLSTATE 'HG409' THEN
+    EXCEPTION WHEN SQLSTATE 'HG429' THEN
+      RETURN refusal;
+    WHEN SQLSTATE 'HG409' THEN
       -- Whoever took it has committed, so it is found now, unless it is gone again already. What is taken again and
       -- again and never found cannot be compared.
       vain := vain + 1;

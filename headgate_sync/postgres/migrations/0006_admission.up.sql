@@ -42,6 +42,7 @@ DECLARE
   q_pos integer[];
   q_end integer[];
   v_sights integer;
+  v_taken integer;
   v_has_closed boolean;
   v_has_quarantine boolean;
   v_sleeps boolean;
@@ -274,8 +275,8 @@ BEGIN
   q_part_cap := q_cap;
 
   IF v_sights & 1 > 0 THEN
-    SELECT fold.freed, coalesce(fold.classes, v_freed_class), coalesce(fold.class_freed, v_freed_n)
-    INTO q_freed, v_freed_class, v_freed_n
+    SELECT fold.taken, fold.freed, coalesce(fold.classes, v_freed_class), coalesce(fold.class_freed, v_freed_n)
+    INTO v_taken, q_freed, v_freed_class, v_freed_n
     FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_sights & 4 > 0) AS fold;
   END IF;
   v_now := {schema}.headgate_now_ms();
@@ -1331,6 +1332,16 @@ BEGIN
       END IF;
     END IF;
   END LOOP;
+
+  IF nd = 0 AND v_taken >= p_fold_max THEN
+    -- What would have been admitted may be announced behind the rows that were folded.
+    RETURN QUERY
+    SELECT again.*
+    FROM {schema}.headgate_admit(
+      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
+      p_deficit_cap, p_ledger_lag, 4 * p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms) AS again;
+    RETURN;
+  END IF;
 
   -- Who sleeps: written only when it changes.
   IF v_claims > 0 THEN
