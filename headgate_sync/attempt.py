@@ -39,6 +39,7 @@ class LiveAttempt:
         lease_due_s: when the lease runs out unless it is confirmed before.
         extended_due_s: until when the handler asked to keep the lease.
         completing: a transaction that completes the job is being committed.
+        in_once: its handler is inside of `once`.
         in_doubt: the reply to that commit was lost.
         finished: the handler settled the job itself.
         renewing: the heartbeat extends the lease.
@@ -58,6 +59,7 @@ class LiveAttempt:
         "extended_due_s",
         "finished",
         "in_doubt",
+        "in_once",
         "lease",
         "lease_due_s",
         "now_s",
@@ -99,7 +101,7 @@ class LiveAttempt:
         self.context: JobContext | None = None
         self.thread_id: int | None = None
         self.finished: Settlement | None = None
-        self.completing = self.in_doubt = self.doubtful = False
+        self.completing = self.in_once = self.in_doubt = self.doubtful = False
         self.settled = self.returned = self.concluded = self.stuck_reported = False
         self.renewing = True
         self.timeout_ms, self.deadline_cut = self._limit()

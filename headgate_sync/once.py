@@ -47,7 +47,23 @@ def run_once(attempt: LiveAttempt, work: Callable[[TxHandle], object], tx: Any) 
     transactional = attempt.store.transactional
     if transactional is None:
         raise Unsupported("transactional")
+    if attempt.in_once:
+        # It would wait for the outer one's claim of the effect, in the same thread.
+        raise InvalidRequest("once must not be called inside of once")
     ending = _ending(transactional, tx)
+    attempt.in_once = True
+    try:
+        return _run(attempt, transactional, ending, work)
+    finally:
+        attempt.in_once = False
+
+
+def _run(
+    attempt: LiveAttempt,
+    transactional: Transactional,
+    ending: _Ending,
+    work: Callable[[TxHandle], object],
+) -> bool:
     handle = ending.begin()
     try:
         if not transactional.claim_effect(handle, attempt.lease.job_id):

@@ -128,6 +128,10 @@ class Transactional(Protocol):
         """
         ...
 
+    def owns(self, tx: TxHandle) -> bool:
+        """Whether the handle came from this object."""
+        ...
+
     def enqueue_tx(self, tx: TxHandle, batch: Sequence[Envelope]) -> None:
         """`Store.enqueue` inside the transaction: visible with its commit.
 

@@ -29,17 +29,22 @@ class Clock(Protocol):
 
 
 class Backend(Protocol):
-    """A kind of store.
+    """A kind of store."""
 
-    Attributes:
-        name: "memory" or "postgres".
-        clock: of every store made here.
-        lacks: names of the capabilities that this kind does not have.
-    """
+    @property
+    def name(self) -> str:
+        """Either "memory" or "postgres"."""
+        ...
 
-    name: str
-    clock: Clock
-    lacks: frozenset[str]
+    @property
+    def clock(self) -> Clock:
+        """The clock of every store made here."""
+        ...
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Names of the capabilities that this kind does not have."""
+        ...
 
     def make_store(self, **options: Any) -> Store:
         """Empty the backend and make a store; both constructors know the options."""

@@ -145,8 +145,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("needs")
     if marker is None:
         return None
-    backend: Backend = pyfuncitem.funcargs["backend"]
-    store: Store = pyfuncitem.funcargs["store"]
+    fixtures: dict[str, Any] = pyfuncitem.funcargs
+    backend, store = fixtures["backend"], fixtures["store"]
     unknown = set(marker.args) - set(CAPABILITIES)
     assert not unknown, f"not a capability: {unknown}"
     missing = [name for name in marker.args if getattr(store, name) is None]

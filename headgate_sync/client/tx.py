@@ -32,8 +32,12 @@ def join(transactional: Transactional, tx: Any) -> TxHandle:
         Unsupported: a handle of a driver that cannot be joined.
     """
     if type(tx).__module__.startswith("headgate_sync."):
-        handle: TxHandle = tx  # the store's own; it refuses one of another store
-        return handle
+        if transactional.owns(tx):
+            handle: TxHandle = tx
+            return handle
+        # A worker has a store of its own: what its handlers hold is lent like any
+        # other connection.
+        return transactional.join(driver_connection(getattr(tx, "connection", tx)))
     return transactional.join(driver_connection(tx))
 
 

@@ -91,7 +91,7 @@ class Heartbeat:
             "connect_timeout": max(2, limit_ms // 1000),
             "tcp_user_timeout": limit_ms,
         }
-        kwargs = {**limits, **(given or {}), "autocommit": True}
+        kwargs = {**(given or {}), **limits, "autocommit": True}
         return psycopg.connect(conninfo or "", **kwargs)
 
 

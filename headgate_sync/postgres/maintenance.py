@@ -9,6 +9,7 @@ from headgate_sync.validation import check_limit
 COUNTER_RETENTION_MS = 31 * 86_400_000
 # Keys made per user would pile up; one that comes back later starts as a new one.
 IDLE_RETENTION_MS = 86_400_000
+SLEEPER_RETENTION_MS = 600_000
 
 
 class PgMaintenance:
@@ -34,8 +35,12 @@ class PgMaintenance:
         return int(folded) + int(tallies)
 
     def gate_reconcile(self, limit: int) -> int:
-        """Recompute the counters of up to `limit` partitions."""
+        """Recompute the counters of up to `limit` partitions.
+
+        Sleepers of long ago are forgotten with it.
+        """
         check_limit(limit)
+        self._db.rows("sleeper_sweep", max_age_ms=SLEEPER_RETENTION_MS)
         [(corrections,)] = self._db.rows(
             "gate_reconcile",
             max_partitions=limit,

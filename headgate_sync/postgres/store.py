@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int4, Int8
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.envelope import Envelope
-from headgate_sync.errors import StoreError
+from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.inspection import CRASH_LIMIT_REASON, LEASE_LOST_ERROR
 from headgate_sync.lease import (
     Ack,
@@ -153,8 +155,19 @@ class PgStore:
             prepare: keep statements prepared on the server; False beside a pooler that
                 moves transactions between sessions and does not know them.
             **options: as in the constructor.
+
+        Raises:
+            ConfigurationError: the text is no address of a PostgreSQL database.
         """
-        kwargs: dict[str, Any] = {**_CONNECTION, "autocommit": True}
+        try:
+            given = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(
+                f"the database address cannot be read: {error}".strip()
+            ) from error
+        # Arguments would win over the address.
+        limits = {name: n for name, n in _CONNECTION.items() if name not in given}
+        kwargs: dict[str, Any] = {**limits, "autocommit": True}
         if not prepare:
             kwargs["prepare_threshold"] = None
         pool: ConnectionPool[Any] = ConnectionPool(

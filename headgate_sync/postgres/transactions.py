@@ -142,6 +142,10 @@ class PgTransactional:
         _check_lent(connection)
         return PgTx(self, self._db.session(connection), None)
 
+    def owns(self, tx: TxHandle) -> bool:
+        """Whether the handle came from this object."""
+        return isinstance(tx, PgTx) and tx._owner is self
+
     def enqueue_tx(self, tx: TxHandle, batch: Sequence[Envelope]) -> None:
         """`Store.enqueue` inside the transaction; its commit shows the jobs.
 
@@ -207,7 +211,7 @@ class PgTransactional:
         return tx
 
     def _checked(self, tx: TxHandle) -> PgTx:
-        if not isinstance(tx, PgTx) or tx._owner is not self:
+        if not isinstance(tx, PgTx) or not self.owns(tx):
             raise InvalidRequest("the transaction handle is not of this store")
         if tx._thread is not threading.current_thread():
             raise InvalidRequest("the transaction handle belongs to another thread")

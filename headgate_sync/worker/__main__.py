@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ logger = logging.getLogger("headgate_sync.worker")
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FLUSH_S = 1.0
+# Service threads that wait for a database that is away are waited for in turn.
+JOINS_MS = 4_000
 
 
 class AppFailed(Exception):
@@ -95,6 +98,8 @@ def load_app(name: str) -> Headgate:
     if callable(found) and not isinstance(found, Headgate | Registry | type):
         try:
             found = found()
+        except ConfigurationError:
+            raise
         except Exception as error:
             raise AppFailed(f"{name}() failed") from error
     if isinstance(found, Registry):
@@ -117,6 +122,8 @@ def _import(module_name: str) -> Any:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(f"no module named {error.name}") from None
         raise AppFailed(f"importing {module_name} failed") from error
+    except ConfigurationError:
+        raise
     except Exception as error:
         raise AppFailed(f"importing {module_name} failed") from error
 
@@ -171,7 +178,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         facade = load_app(arguments.app)
         worker = make_worker(facade, arguments)
-        _say_how_long_a_stop_takes(arguments)
+        logger.info(
+            "a stop takes up to %d s; a platform that kills earlier turns running jobs "
+            "into crashes",
+            longest_stop_s(arguments.shutdown_timeout),
+        )
         status = worker.run()
     except AppFailed as failed:
         traceback.print_exception(failed.__cause__)
@@ -185,15 +196,13 @@ def main(argv: list[str] | None = None) -> int:
     return status.code
 
 
-def _say_how_long_a_stop_takes(arguments: argparse.Namespace) -> None:
-    config = WorkerConfig(shutdown_timeout=arguments.shutdown_timeout)
+def longest_stop_s(shutdown_timeout: timedelta | str) -> int:
+    """Seconds that a stop may take: drain, last grace, handing back, ending threads."""
+    config = WorkerConfig(shutdown_timeout=shutdown_timeout)
     drain_ms = config.shutdown_timeout_ms
     total_ms = drain_ms + config.cancel_grace_ms + min(drain_ms, RELEASE_WINDOW_MS)
-    logger.info(
-        "a stop takes up to %d s; a platform that kills earlier turns running jobs "
-        "into crashes",
-        -(-total_ms // 1000),
-    )
+    total_ms += JOINS_MS
+    return -(-total_ms // 1000)
 
 
 def _end_now(code: int) -> None:

@@ -68,6 +68,9 @@ class AckBox:
     While the store does not answer, the undecided acks are sent again until the lease
     of each has run out locally; then the reclaimer decides.
 
+    Attributes:
+        landing: how many acks the present call carries: slots that it will free.
+
     Args:
         accepted: called with each attempt and ack that the store took.
     """
@@ -87,7 +90,8 @@ class AckBox:
         self._lock = threading.Lock()  # guards the two fields below
         self._waiting: deque[Outgoing] = deque()
         self._flying = False
-        self._aboard: list[Outgoing] = []  # the pilot's alone: in the present call
+        self._aboard: list[Outgoing] = []  # the pilot's alone: not judged yet
+        self.landing = 0
         self._given_up = threading.Event()
         self._retrying = Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
@@ -96,11 +100,6 @@ class AckBox:
             sleep=sleep_using_event(self._given_up),
             reraise=True,
         )
-
-    @property
-    def aboard(self) -> int:
-        """How many acks the present call carries: slots that are free when it ends."""
-        return len(self._aboard)
 
     def submit(self, attempt: LiveAttempt, ack: Ack) -> bool:
         """Leave an ack; True when the caller must see to it that `fly` is called."""
@@ -129,10 +128,11 @@ class AckBox:
                 self._retrying(self._fly)
         except BaseException as error:
             with self._lock:
-                self._flying = False
+                # Before another thread takes off: this flight's list is not its own.
                 left = [*self._aboard, *self._waiting]
+                self._aboard = []
                 self._waiting.clear()
-            self._aboard = []
+                self._flying = False
             self._abandon(left, error)
             if not isinstance(error, StoreUnavailable):
                 raise
@@ -140,17 +140,25 @@ class AckBox:
     def _fly(self) -> None:
         while flight := self._next_flight():
             self._aboard = flight
-            answers: Sequence[Exception | None]
             try:
-                answers = self._store.ack_batch([out.ack for out in flight])
+                answers = self._send(flight)
             except StoreUnavailable as error:
                 if self._wait_again(flight, error):
                     raise
-                continue
-            except Exception as error:
-                # Refused as a whole, which the port does not foresee: each on its own.
-                answers = [error] * len(flight)
-            self._land(flight, answers)
+            else:
+                self._land(flight, answers)
+
+    def _send(self, flight: list[Outgoing]) -> Sequence[Exception | None]:
+        self.landing = len(flight)
+        try:
+            return self._store.ack_batch([out.ack for out in flight])
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # Refused as a whole, which the port does not foresee: each on its own.
+            return [error] * len(flight)
+        finally:
+            self.landing = 0
 
     def _next_flight(self) -> list[Outgoing]:
         flight: list[Outgoing] = []

@@ -106,7 +106,8 @@ class Signals:
         if self._previous and hasattr(faulthandler, "register"):
             faulthandler.unregister(signal.SIGUSR2)
         for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+            # None: the handler was not installed from Python and cannot be put back.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
     # Handlers: counting and one reentrant put, nothing else. They can interrupt the
@@ -198,6 +199,8 @@ class Drain:
             for attempt in self._inflight.attempts()
             if attempt.renewing
             and attempt.finished is None
+            # Its row is locked by its own commit, which would hold up all the others.
+            and not attempt.completing
             and self._inflight.settle(attempt)
         ]
         released: list[int] = []

@@ -126,6 +126,8 @@ class Watchdog:
         )
         if reason is not CancelReason.TIMEOUT or not self._abandons:
             return
+        if attempt.completing:
+            return  # its row is locked by its own commit; an ack would wait for that
         ack = ack_of(attempt, self._judge.timed_out(attempt, None, tail=STILL_RUNNING))
         if self._inflight.settle(attempt):
             self._acks.submit_apart(attempt, ack)

@@ -129,7 +129,7 @@ class Worker:
             self.worker_id,
             self._hand_over,
             now_s=now_s,
-            landing=lambda: self._acks.aboard,
+            landing=lambda: self._acks.landing,
             producer=self._client,
             notified=store.notifying is not None,
         )
@@ -226,9 +226,15 @@ class Worker:
         Raises:
             Exception: what `run` raised instead.
         """
-        self._thread = threading.Thread(target=self._run_apart, name="headgate-main")
+        self._thread = threading.Thread(
+            target=self._run_apart, name="headgate-main", daemon=True
+        )
         self._thread.start()
-        self._begun.wait()
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
         if self._error is not None:
             raise self._error
         return self

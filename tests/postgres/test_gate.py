@@ -427,3 +427,19 @@ def test_a_worker_sleeps_from_an_empty_answer_to_the_next_claim(store, postgres)
     store.ack(claim.lease_ref, Outcome.SUCCESS)
     admit(store, worker="w1")
     assert asleep() == [("q", "w1"), ("q", "w2")]
+
+
+def test_sleepers_of_long_ago_are_forgotten(store, postgres):
+    def asleep() -> list[Any]:
+        return postgres.connection.execute(
+            "SELECT worker FROM headgate.headgate_sleeper ORDER BY 1"
+        ).fetchall()
+
+    admit(store, worker="gone")
+    postgres.clock.advance_ms(599_999)
+    admit(store, worker="lives")
+    store.maintenance.gate_reconcile(100)
+    assert asleep() == [("gone",), ("lives",)]
+    postgres.clock.advance_ms(1)
+    store.maintenance.gate_reconcile(100)
+    assert asleep() == [("lives",)]

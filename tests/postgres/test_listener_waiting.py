@@ -21,6 +21,7 @@ from headgate_sync.postgres.listener import Listener, channel_of
 from headgate_sync.postgres.store import PgStore
 from tests.builders import enqueue
 from tests.concurrency.threads import outcome_of
+from tests.postgres.proxy import proxy_to
 from tests.postgres.watching import until
 
 LONG_MS = 20_000
@@ -45,7 +46,7 @@ def listener_sessions(admin):
     """The states of the sessions that listen."""
     return admin.execute(
         "SELECT pid, state FROM pg_stat_activity"
-        " WHERE query ~ 'pg_backend_pid|pg_listening_channels' AND state = 'idle'"
+        " WHERE query ~ 'pg_backend_pid|pg_listening_channels'"
         " AND pid <> pg_backend_pid() AND datname = current_database()"
     ).fetchall()
 
@@ -77,8 +78,9 @@ def test_nothing_heard_is_none_at_the_time_out(listener):
 
 
 def test_only_the_named_queues_wake(listener, admin):
+    listener.wait_wakeup(["q", "p"], 0)
     notify(admin, "other", "q")
-    assert listener.wait_wakeup(["q", "p"], LONG_MS) in ("", "q")
+    assert listener.wait_wakeup(["q", "p"], LONG_MS) == "q"
     notify(admin, "other", "p")
     assert listener.wait_wakeup(["q", "p"], LONG_MS) == "p"
     assert listener.wait_wakeup(["q", "p"], 20) is None
@@ -178,10 +180,11 @@ def test_malformed_options_are_refused(database_url, options):
 
 
 def test_nothing_is_started_before_the_first_wait(database_url, admin):
-    threads, sessions = threading.active_count(), listener_sessions(admin)
+    until(lambda: listener_sessions(admin) == [], "the end of earlier sessions")
+    threads = threading.active_count()
     listener = Listener(database_url)
     assert threading.active_count() == threads
-    assert listener_sessions(admin) == sessions
+    assert listener_sessions(admin) == []
     assert not listener.listening
     listener.close()
     with pytest.raises(StoreUnavailable):
@@ -189,14 +192,26 @@ def test_nothing_is_started_before_the_first_wait(database_url, admin):
 
 
 def test_waiters_are_told_once_to_ask_when_listening_begins(database_url, postgres):
-    listener = Listener(database_url)
-    with ThreadPoolExecutor(3) as threads:
-        waiting = [
-            threads.submit(listener.wait_wakeup, [queue], LONG_MS) for queue in "abc"
-        ]
-        assert [future.result(SOON_S) for future in waiting] == [""] * 3
-    assert listener.listening
-    listener.close()
+    with proxy_to(database_url) as proxy:
+        proxy.silent = True
+        listener = Listener(proxy.conninfo, answer_ms=200, reconnect_ms=10)
+        gate = threading.Barrier(4)
+
+        def wait(queue):
+            answers = [listener.wait_wakeup([queue], 0)]
+            gate.wait(SOON_S)
+            answers.append(listener.wait_wakeup([queue], LONG_MS))
+            answers.append(listener.wait_wakeup([queue], 20))
+            return answers
+
+        with ThreadPoolExecutor(3) as threads:
+            waiting = [threads.submit(wait, queue) for queue in "abc"]
+            gate.wait(SOON_S)
+            proxy.silent = False
+            answers = [future.result(SOON_S) for future in waiting]
+        assert answers == [[None, "", None]] * 3
+        assert listener.listening
+        listener.close()
 
 
 def test_closing_wakes_every_waiter_and_ends_the_thread(database_url, admin):
@@ -249,7 +264,10 @@ def test_a_listener_does_not_keep_its_process_alive(database_url):
 
 def test_a_forked_child_listens_on_its_own(listener, admin, database_url):
     """Neither end of the parent's connection is touched by the child."""
-    (parents,) = listener_sessions(admin)
+    (parents,) = until(
+        lambda: len(found := listener_sessions(admin)) == 1 and found,
+        "the end of earlier sessions",
+    )
     child = os.fork()
     if child == 0:
         heard = [listener.wait_wakeup(["q"], LONG_MS)]
@@ -274,7 +292,10 @@ def test_a_child_that_never_waits_leaves_the_parent_listening(listener, admin):
 
 
 def test_the_listening_session_is_idle_outside_a_transaction(listener, admin):
-    ((_, state),) = listener_sessions(admin)
+    ((_, state),) = until(
+        lambda: len(found := listener_sessions(admin)) == 1 and found,
+        "the end of earlier sessions",
+    )
     assert state == "idle"
 
 

@@ -325,3 +325,22 @@ def test_a_slot_is_freed_once(store: Any) -> None:
     bench.inflight.conclude([attempt])
     bench.inflight.conclude([attempt])
     assert bench.inflight.free == 1
+
+
+def test_the_slots_that_a_call_will_free_are_known_while_it_is_under_way(
+    store: Any,
+) -> None:
+    enqueue(store, "a", "b")
+    bench = Bench(Tap(store))
+    attempts = bench.admit()
+    seen = []
+    bench.store.around["ack_batch"] = lambda real, acks: (
+        seen.append(bench.acks.landing),
+        real(acks),
+    )[1]
+    for attempt in attempts:
+        bench.inflight.finish(attempt, acks=True)
+        bench.acks.submit(attempt, success(attempt))
+    bench.acks.fly()
+    assert seen == [2]
+    assert bench.acks.landing == 0

@@ -15,8 +15,7 @@ import pytest
 from headgate_sync.app import Headgate
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.registry import Registry
-from headgate_sync.worker import __main__ as command
-from headgate_sync.worker.__main__ import AppFailed, load_app, main
+from headgate_sync.worker.__main__ import AppFailed, load_app, longest_stop_s, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,8 +213,8 @@ def test_logging_is_set_up_only_where_nobody_did(monkeypatch: Any, capsys: Any) 
     assert root.level == logging.DEBUG
 
 
-def test_the_time_a_stop_takes_is_told(monkeypatch: Any, caplog: Any) -> None:
-    caplog.set_level("INFO")
-    arguments = command.parser().parse_args(["x:y", "--shutdown-timeout", "25s"])
-    command._say_how_long_a_stop_takes(arguments)
-    assert "up to 31 s" in caplog.text
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [("25s", 35), ("22s", 32), ("1s", 7), ("0s", 5)]
+)
+def test_a_stop_has_an_end_that_can_be_told(timeout: str, seconds: int) -> None:
+    assert longest_stop_s(timeout) == seconds

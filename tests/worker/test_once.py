@@ -19,6 +19,7 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
+from headgate_sync.client import Client
 from headgate_sync.context import JobContext
 from headgate_sync.errors import (
     BackendError,
@@ -81,6 +82,38 @@ def apply(ctx: JobContext) -> Callable[[Any], None]:
         )
 
     return write
+
+
+def test_once_inside_of_once_is_refused_instead_of_waiting_for_itself(
+    postgres: Any, effects: Any
+) -> None:
+    def handler(ctx: JobContext) -> None:
+        def outer(tx: Any) -> None:
+            with pytest.raises(InvalidRequest, match="inside of once"):
+                ctx.once(apply(ctx))
+            apply(ctx)(tx)
+
+        assert ctx.once(outer)
+
+    store = postgres.make_store()
+    put(store, "a")
+    running(store, handler).run_next()
+    assert effects() == [("a", 1)]
+
+
+def test_a_job_is_enqueued_in_the_commit_of_once_through_a_client_of_another_store(
+    postgres: Any, effects: Any
+) -> None:
+    """A worker has a store of its own, and the application's facade has another."""
+    client = Client(postgres.make_store())
+
+    def handler(ctx: JobContext) -> None:
+        ctx.once(lambda tx: client.enqueue(envelope("b"), tx=tx))
+
+    store = postgres.open_store()
+    put(store, "a")
+    running(store, handler).run_next()
+    assert state_of(store, "b") is State.AVAILABLE
 
 
 @pytest.mark.parametrize("retention_ms", [0, DAY_MS])
@@ -451,6 +484,7 @@ settings.configure(
 )
 django.setup()
 from django.db import connection, transaction
+from headgate_sync.client import Client
 from headgate_sync.context import JobContext
 from headgate_sync.errors import InvalidRequest, LeaseLost
 from headgate_sync.postgres.store import PgStore

@@ -11,6 +11,7 @@ import pytest
 from headgate_sync.context import JobContext
 from headgate_sync.errors import StoreUnavailable
 from headgate_sync.lifecycle import State
+from headgate_sync.policy import Poll
 from headgate_sync.registry import Registry
 from headgate_sync.worker import ExitStatus
 from headgate_sync.worker.shutdown import exit_status
@@ -284,6 +285,42 @@ def test_a_lost_job_is_not_handed_back(store: Any) -> None:
     assert tap.count("ack_batch") == 0
     assert state_of(store, "a") is State.CANCELLED
     gate.open()
+
+
+def test_a_claim_that_crosses_the_stop_is_handed_back_unrun(store: Any) -> None:
+    gate, registry, tap = Gate(), Registry(), Tap(store)
+    ran: list[str] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        ran.append(ctx.job_id)
+
+    with working(tap, registry, poll=Poll(floor_ms=10, ceiling_ms=10)) as worker:
+
+        def answer_late(real: Any, request: Any) -> Any:
+            answer = real(request)
+            if answer.claims:
+                gate.hold()
+            return answer
+
+        tap.around["admit"] = answer_late
+        put(store, "a")
+        gate.wait()
+        thread = stopping(worker)
+        wait_for(lambda: worker.health().status == "terminating", "it drains")
+        gate.open()
+        thread.join(PATIENCE_S)
+    assert worker.exit_status == ExitStatus(0, 0, 0)
+    assert ran == []
+    row = job(store, "a")
+    assert (row.state, row.attempt, row.crash_attempt) == ("available", 0, 0)
+
+
+def test_a_stop_does_not_wait_for_a_poll_or_a_duty(store: Any) -> None:
+    seldom = Poll(floor_ms=60_000, ceiling_ms=60_000)
+    with working(store, Registry(), poll=seldom, duty_interval="60s"):
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
 def test_enqueueing_for_a_stopped_worker_still_works(store: Any) -> None:

@@ -85,6 +85,39 @@ def test_an_outage_is_waited_out(store: Any, caplog: Any) -> None:
     assert worker.exit_status.code == 0
 
 
+def test_acks_that_fail_every_other_time_leave_no_job_behind(store: Any) -> None:
+    registry, tap = Registry(), Tap(store)
+    ran: list[str] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        ran.append(ctx.job_id)
+
+    def fail_often(real: Any, acks: Any) -> Any:
+        number = tap.count("ack_batch")
+        if number % 4 == 1:
+            raise StoreUnavailable("cut before the commit")
+        answers = real(acks)
+        if number % 4 == 3:
+            raise StoreUnavailable("cut after the commit")
+        return answers
+
+    tap.around["ack_batch"] = fail_often
+    kept = [f"k{number}" for number in range(20)]
+    gone = [f"g{number}" for number in range(20)]
+    put(store, *kept)
+    put(store, *gone, retention_ms=0)
+    with working(tap, registry):
+        wait_for(
+            lambda: (
+                {state_of(store, id) for id in kept} == {State.COMPLETED}
+                and {state_of(store, id) for id in gone} == {State.DELETED}
+            ),
+            "all are settled",
+        )
+    assert sorted(ran) == sorted(kept + gone)
+
+
 def test_capacity_is_never_exceeded_and_a_slot_is_used_again_at_once(
     store: Any,
 ) -> None:
@@ -304,7 +337,7 @@ def test_a_loop_that_cannot_be_revived_ends_the_worker_in_order(
         tap.around[call] = break_down
         wait_for(lambda: worker.health().status == "failing", "it gives up")
         gate.open()
-        worker._over.wait(PATIENCE_S)
+        wait_for(lambda: worker.exit_status is not None, "it ends by itself")
     assert worker.exit_status is not None
     assert worker.exit_status.code == 13
     assert state_of(store, "a") is State.COMPLETED

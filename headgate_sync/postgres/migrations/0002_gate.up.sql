@@ -143,10 +143,12 @@ CREATE TABLE {schema}.headgate_inbox (
 CREATE INDEX headgate_inbox_class ON {schema}.headgate_inbox (rate_class)
   WHERE rate_class <> '' AND kind IN ('c', 'f');
 
--- Workers whose newest admission of the queue found nothing.
+-- Workers whose newest admission of the queue found nothing. A worker that ended asleep leaves its row behind; while it
+-- stands each commit of work pays for a notification, so rows are swept by age. One that lives records itself again.
 CREATE TABLE {schema}.headgate_sleeper (
   queue text COLLATE "C" NOT NULL,
   worker text COLLATE "C" NOT NULL,
+  slept_at_ms bigint NOT NULL,
   PRIMARY KEY (queue, worker)
 );
 

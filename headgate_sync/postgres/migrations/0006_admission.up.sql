@@ -1350,8 +1350,8 @@ BEGIN
       WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
     END IF;
   ELSE
-    INSERT INTO {schema}.headgate_sleeper (queue, worker)
-    SELECT wanted.queue, p_worker
+    INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
+    SELECT wanted.queue, p_worker, {schema}.headgate_now_ms()
     FROM unnest(p_queues) AS wanted (queue)
     LEFT JOIN LATERAL (
       SELECT true AS found
