@@ -29,8 +29,11 @@ def benchmark_database(url: str | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         Path(folder).chmod(0o755)
         settings = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
-        with EmbeddedServer.start(Path(folder) / "server", settings=settings) as server:
+        server = EmbeddedServer.start(Path(folder) / "server", settings=settings)
+        try:
             yield server.url
+        finally:
+            server.remove()  # stopped before its files go
 
 
 def drop_schema(url: str, schema: str = SCHEMA) -> None:

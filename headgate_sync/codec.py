@@ -75,6 +75,10 @@ def _refuse_constant(name: str) -> NoReturn:
     raise MalformedPayload(f"{name} is not JSON")
 
 
+# Made once: `json.loads` with options would make one for every payload.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
 class JsonCodec:
     """JSON in UTF-8 with sorted keys and no blanks: one byte form for equal values."""
 
@@ -102,9 +106,7 @@ class JsonCodec:
     def decode(self, data: bytes) -> Any:
         """Read one JSON text; see `Codec`."""
         try:
-            value = json.loads(
-                data.decode(), parse_constant=_refuse_constant, parse_float=_finite
-            )
+            value = _DECODER.decode(data.decode())
             # Only an escape can smuggle a lone surrogate through UTF-8.
             fault = plain_fault(value) if b"\\u" in data else None
         except RecursionError:

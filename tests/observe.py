@@ -389,10 +389,13 @@ def without_lapsed(snapshot: Snapshot, now_ms: int) -> Snapshot:
         snapshot,
         throttle={k: v for k, v in snapshot.throttle.items() if v[1] > now_ms},
         duties={k: v for k, v in snapshot.duties.items() if v[1] > now_ms},
-        rate_classes={
-            name: (paused, until_ms, reason)
-            for name, (paused, until_ms, reason) in snapshot.rate_classes.items()
-            if paused or (until_ms is not None and until_ms > now_ms)
-        },
+        rate_classes=_leave_out(
+            _PLAIN_CLASS,
+            (
+                (name, (paused, *((until_ms, reason) if on else (None, ""))))
+                for name, (paused, until_ms, reason) in snapshot.rate_classes.items()
+                for on in (until_ms is not None and until_ms > now_ms,)
+            ),
+        ),
         budgets={key: budget.at(now_ms) for key, budget in snapshot.budgets.items()},
     )

@@ -9,10 +9,9 @@ from __future__ import annotations
 import random
 import sys
 
-from headgate_sync.postgres.store import PgStore
-
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.postgres.store import PgStore
 from tests.builders import admit, steer
 
 MAX_ROUNDS = 5_000

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.servers import reachable_directory
@@ -114,8 +113,3 @@ def without_messages(kind: bytes, data: bytes) -> bytes:
             kept += data[: length + 1]
         data = data[length + 1 :]
     return kept
-
-
-def backend_of(connection: psycopg.Connection[object]) -> int:
-    """The process id of the session."""
-    return connection.info.backend_pid

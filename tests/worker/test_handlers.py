@@ -85,18 +85,6 @@ def test_an_ack_does_not_wait_for_a_handler_that_runs(store: Any) -> None:
         pool.drain()
 
 
-def test_short_jobs_share_calls(store: Any) -> None:
-    registry = Registry()
-    registry.task("k")(lambda: None)
-    put(store, 64)
-    with Pool(store, registry, capacity=64) as pool:
-        pool.feed()
-        pool.drain()
-    sizes = [len(acks) for acks in pool.bench.store.given("ack_batch")]
-    assert sum(sizes) == 64
-    assert len(sizes) < 16
-
-
 def test_a_thread_that_a_handler_ended_is_replaced(store: Any, caplog: Any) -> None:
     registry = Registry()
 

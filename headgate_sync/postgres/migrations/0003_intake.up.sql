@@ -192,26 +192,29 @@ BEGIN
       RETURN NULL;
     END IF;
 
-    -- Quarantine.
-    SELECT ARRAY['quarantine', coalesce(p_fingerprints[min(place)], p_fingerprints[1])] INTO refusal
-    FROM unnest(kept) AS place
-    WHERE EXISTS (
-      SELECT FROM {schema}.headgate_quarantine AS quarantine
-      WHERE quarantine.fingerprint = coalesce(p_fingerprints[place], p_fingerprints[1]))
-    HAVING count(*) > 0;
-    IF FOUND THEN
-      RETURN refusal;
+    -- Quarantine; the registry is empty most of the time.
+    IF EXISTS (SELECT FROM {schema}.headgate_quarantine) THEN
+      SELECT ARRAY['quarantine', coalesce(p_fingerprints[min(place)], p_fingerprints[1])] INTO refusal
+      FROM unnest(kept) AS place
+      WHERE EXISTS (
+        SELECT FROM {schema}.headgate_quarantine AS quarantine
+        WHERE quarantine.fingerprint = coalesce(p_fingerprints[place], p_fingerprints[1]))
+      HAVING count(*) > 0;
+      IF FOUND THEN
+        RETURN refusal;
+      END IF;
     END IF;
 
     -- Limits of the queues, as far as they can be judged without a lock.
-    SELECT array_agg(demand.queue), array_agg(demand.incoming) INTO limited, incoming
-    FROM (
-      SELECT coalesce(p_queues[place], p_queues[1]) AS queue, count(*) AS incoming
-      FROM unnest(kept) AS place
-      GROUP BY 1
-    ) AS demand
-    WHERE EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = demand.queue);
-    IF limited IS NOT NULL THEN
+    limited := NULL;
+    IF EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = ANY (p_queues)) THEN
+      SELECT array_agg(demand.queue), array_agg(demand.incoming) INTO limited, incoming
+      FROM (
+        SELECT coalesce(p_queues[place], p_queues[1]) AS queue, count(*) AS incoming
+        FROM unnest(kept) AS place
+        GROUP BY 1
+      ) AS demand
+      WHERE EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue = demand.queue);
       refusal := {schema}.headgate_full_queue(limited, incoming, false);
       IF refusal IS NOT NULL THEN
         RETURN refusal;
