@@ -14,8 +14,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,17 +108,32 @@ class _Fleet:
             )
         return worker_id
 
-    def kill(self, worker_id: str) -> None:
-        """SIGKILL: no handler runs, the leases simply stop being renewed."""
-        worker = self.workers.pop(worker_id)
-        worker.kill()
-        worker.wait()
+    def kill_running(self, held_by: Callable[[str], int]) -> tuple[str, int] | None:
+        """SIGKILL a worker that is running jobs: no handler runs, its leases run out.
+
+        Each is stopped while its jobs are counted, so that it cannot finish them first.
+
+        Returns:
+            The killed worker and how many jobs it held; None if all were idle.
+        """
+        for worker_id, worker in self.workers.items():
+            worker.send_signal(signal.SIGSTOP)
+            held = held_by(worker_id)
+            if held:
+                worker.kill()
+                worker.wait()
+                del self.workers[worker_id]
+                return worker_id, held
+            worker.send_signal(signal.SIGCONT)
+        return None
 
     def stop(self) -> tuple[int, ...]:
         """End the remaining workers politely and return their exit codes."""
         for worker in self.workers.values():
             worker.send_signal(signal.SIGTERM)
-        return tuple(worker.wait(timeout=60) for worker in self.workers.values())
+        codes = (worker.wait(timeout=60) for worker in self.workers.values())
+        # One that was only just starting has no handler for the signal yet.
+        return tuple(0 if code == -signal.SIGTERM else code for code in codes)
 
     def abandon(self) -> None:
         """Let no process outlive the demo."""
@@ -195,12 +211,12 @@ def _held_by(hg: Headgate, ids: Sequence[str], worker_id: str) -> int:
 
 
 def _drain(fleet: _Fleet, hg: Headgate, ids: Sequence[str]) -> int:
-    """Run the workers to the end and kill one on the way.
+    """Run the workers to the end and kill one on the way, from a third on.
 
     Returns:
         How many jobs the killed worker was running.
     """
-    victim = fleet.start_worker()
+    fleet.start_worker()
     fleet.start_worker()
     held = done = 0
     moved_at = time.monotonic()
@@ -217,10 +233,13 @@ def _drain(fleet: _Fleet, hg: Headgate, ids: Sequence[str]) -> int:
             done = counts.get("completed", 0)
             bar.update(done)
             if not held and len(ids) // 3 <= done < len(ids):
-                fleet.kill(victim)
-                held = _held_by(hg, ids, victim)
-                bar.note(f"{victim} killed with SIGKILL while it ran {held} jobs")
-                victim = fleet.start_worker()
+                killed = fleet.kill_running(partial(_held_by, hg, ids))
+                if killed is not None:
+                    victim, held = killed
+                    bar.note(
+                        f"{victim} killed with SIGKILL, jobs it was running: {held}"
+                    )
+                    fleet.start_worker()
             time.sleep(0.05)
     return held
 
