@@ -42,6 +42,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or (
     "ci" if os.environ.get("CI") else "dev"
 )
 hypothesis.settings.load_profile(PROFILE)
+TABLE = [f"{row.source} {row.event} {row.target}" for row in TRANSITIONS]
 
 
 # The database
@@ -157,24 +158,38 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 # Coverage of the table of transitions
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how often each row of the table was taken by the state machines."""
+def transitions_taken(terminalreporter: Any) -> Counter[str]:
+    """How often the state machines of this run took each row of the table."""
     taken: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if getattr(report, "when", None) != "call":
-                continue
-            for name, value in report.user_properties:
-                if name == "transitions":
-                    taken.update(value)
+            if getattr(report, "when", None) == "call":
+                taken.update(dict(report.user_properties).get("transitions", {}))
+    return taken
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a long run of the state machines that left out a row of the table."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if PROFILE != "long" or exitstatus != 0 or reporter is None:
+        return
+    taken = transitions_taken(reporter)
+    if taken and any(row not in taken for row in TABLE):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how often each row of the table was taken by the state machines."""
+    taken = transitions_taken(terminalreporter)
     if not taken:
         return
-    rows = [f"{row.source} {row.event} {row.target}" for row in TRANSITIONS]
     terminalreporter.section("state machines")
     terminalreporter.line(
-        f"{taken.total()} transitions over {sum(row in taken for row in rows)}"
-        f" of {len(rows)} rows of the table"
+        f"{taken.total()} transitions over {sum(row in taken for row in TABLE)}"
+        f" of {len(TABLE)} rows of the table"
     )
     if PROFILE == "long":
-        for row in rows:
-            terminalreporter.line(f"{taken[row]:8} {row}")
+        for row in TABLE:
+            note = "" if row in taken else "  never taken: the run fails"
+            terminalreporter.line(f"{taken[row]:8} {row}{note}")

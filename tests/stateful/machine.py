@@ -387,6 +387,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         self._journeys += 1
         id = f"x{self._journeys}"
+        exhausted = state is State.ARCHIVED and self._journeys % 2 == 1
         envelope = Envelope(
             id=id,
             kind="k",
@@ -395,6 +396,7 @@ class StoreMachine(RuleBasedStateMachine):
             retention_ms=1_000 if state is State.COMPLETED else retention_ms,
             pending=state is State.PENDING,
             delay_ms=30_000 if state is State.SCHEDULED else 0,
+            max_attempts=1 if exhausted else 0,
             **fields,
         )
         self._enqueue([envelope])
@@ -414,7 +416,8 @@ class StoreMachine(RuleBasedStateMachine):
             )
         elif state in WAYS and refs:
             delay_ms = 1_000 if state is State.RETRYABLE else None
-            self._settle(Ack(lease=refs[0], outcome=WAYS[state], delay_ms=delay_ms))
+            outcome = Outcome.RETRY if exhausted else WAYS[state]
+            self._settle(Ack(lease=refs[0], outcome=outcome, delay_ms=delay_ms))
 
     @rule(
         strategy=st.sampled_from(OnSaturated), scope=st.sampled_from(["part", "whole"])
