@@ -109,7 +109,6 @@ CREATE FUNCTION {schema}.headgate_test_reset() RETURNS void
   LANGUAGE plpgsql SET headgate_test.resetting = 'on' SET lock_timeout = '10s' AS $$
 DECLARE
   relation regclass;
-  counter regclass;
 BEGIN
   FOR relation IN SELECT unnest({tables}::regclass[]) LOOP
     IF pg_relation_size(relation) > {truncate_above} THEN
@@ -119,18 +118,15 @@ BEGIN
     END IF;
   END LOOP;
   {refill}
-  FOR counter IN SELECT unnest({counters}::regclass[]) LOOP
-    PERFORM setval(counter, 1, false);
-  END LOOP;
 END $$;
 """
 
-_RELATIONS = """
+_TABLES = """
 SELECT relation.relname
 FROM pg_catalog.pg_class AS relation
 JOIN pg_catalog.pg_namespace AS space ON space.oid = relation.relnamespace
-WHERE space.nspname = %s AND relation.relkind = %s
-ORDER BY relation.relname
+WHERE space.nspname = %s AND relation.relkind = 'r'
+ORDER BY relation.relname <> 'headgate_job', relation.relname
 """
 
 
@@ -200,17 +196,12 @@ def install_clock(connection: psycopg.Connection[Any], schema: str) -> None:
 def install_reset(connection: psycopg.Connection[Any], schema: str) -> None:
     """Add the function that brings the schema back to where the migrations left it.
 
-    Rows that the migrations put in are copied now and put back by each reset.
+    Rows that the migrations put in are copied now and put back by each reset. The jobs
+    go first: deleting them fires triggers that write to other tables.
     """
 
-    def relations(kind: str) -> list[sql.Identifier]:
-        names = connection.execute(_RELATIONS, [schema, kind]).fetchall()
-        return [sql.Identifier(schema, name) for (name,) in names]
-
-    def texts(names: list[sql.Identifier]) -> sql.Literal:
-        return sql.Literal([name.as_string(connection) for name in names])
-
-    tables, refill = relations("r"), []
+    names = connection.execute(_TABLES, [schema]).fetchall()
+    tables, refill = [sql.Identifier(schema, name) for (name,) in names], []
     for number, table in enumerate(tables):
         exists = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(table)
         if connection.execute(exists).fetchone() == (True,):
@@ -222,8 +213,7 @@ def install_reset(connection: psycopg.Connection[Any], schema: str) -> None:
     connection.execute(
         sql.SQL(_RESET).format(
             schema=sql.Identifier(schema),
-            tables=texts(tables),
-            counters=texts(relations("S")),
+            tables=sql.Literal([table.as_string(connection) for table in tables]),
             refill=sql.SQL("\n  ").join(refill),
             truncate_above=sql.Literal(TRUNCATE_ABOVE_BYTES),
         )

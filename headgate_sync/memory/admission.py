@@ -259,6 +259,7 @@ class Call:
         self.blocked = False
         self.unlimited = False
         self.refused: Counter[str] = Counter()
+        self.displaced: Counter[Partition] = Counter()
 
     def run(self) -> AdmissionBatch:
         """Decide until the capacity is used or no candidate is left."""
@@ -296,10 +297,12 @@ class Call:
         for lane in merge(*groups, key=place):
             if len(drawn) == lanes:
                 break
-            if lane in desk.runners or self._is_full(lane):
-                continue
             partition = lane.partition
             share = self.shares.get(partition)
+            # A slot that a displacement freed is seen by the window it happened in.
+            freed = self.displaced[partition] if share is None else 0
+            if lane in desk.runners or self._is_full(lane, freed):
+                continue
             if share is None:
                 override = partition.quantum_override
                 quantum = desk.quantum if override is None else override
@@ -330,12 +333,15 @@ class Call:
             return False
         return True
 
-    def _is_full(self, lane: Lane, *scopes: Scope) -> bool:
-        """Whether a ceiling that lets jobs wait (of these scopes) bars the lane."""
+    def _is_full(self, lane: Lane, freed: int = 0, *scopes: Scope) -> bool:
+        """Whether a ceiling that lets jobs wait (of these scopes) bars the lane.
+
+        Slots of its partition that were freed in this call can be left out of account.
+        """
         return bool(self.gate.ceilings) and any(
             ceiling.on_saturated is OnSaturated.QUEUE
             and (not scopes or ceiling.scope in scopes)
-            for ceiling in self._full_ceilings(lane)
+            for ceiling in self._full_ceilings(lane, freed)
         )
 
     def _measure(self, desk: Desk) -> None:
@@ -495,15 +501,16 @@ class Call:
 
     # Ceilings
 
-    def _full_ceilings(self, lane: Lane) -> Iterator[Ceiling]:
+    def _full_ceilings(self, lane: Lane, freed: int = 0) -> Iterator[Ceiling]:
         for ceiling in self.gate.ceilings.values():
             if ceiling.scope is Scope.CLASS:
                 applies = ceiling.rate_class == lane.rate_class
                 running = self.rows.class_inflight.get(lane.rate_class, 0)
             else:
                 applies = ceiling.queue == lane.queue.name
-                in_partition = ceiling.scope is Scope.PARTITION
-                running = (lane.partition if in_partition else lane.queue).inflight
+                running = lane.queue.inflight
+                if ceiling.scope is Scope.PARTITION:
+                    running = lane.partition.inflight + freed
             if applies and running >= ceiling.max_concurrent:
                 yield ceiling
 
@@ -536,6 +543,7 @@ class Call:
                 return False
             victims.append(oldest)
         for job in victims:
+            self.displaced[job.lane.partition] += 1
             self.rows.move(job, Event.DISPLACED, self.now_ms)
         return True
 
@@ -556,17 +564,29 @@ class Call:
             if share.taken:
                 partition.last_round = partition.queue.round
 
+    def _is_barred(self, lane: Lane) -> bool:
+        """Whether the lane's partition was full all through the call."""
+        return self._is_full(lane, self.displaced[lane.partition], Scope.PARTITION)
+
+    def _opens_at_ms(self, queue: Queue, rate_class: str) -> int | None:
+        """When a closed class opens by itself; None for an open one, or never."""
+        open_at_ms = self.gate.closed.get((queue.name, rate_class))
+        row = self.gate.classes.get(rate_class)
+        if open_at_ms is None or row is None:
+            return open_at_ms
+        return None if row.paused else max(open_at_ms, row.paused_until_ms or 0)
+
     def _retry_after_ms(self) -> int | None:
         """Until the first class reopens whose waiting work this worker could take."""
         soonest = None
         for queue in self.queues:
             for (rate_class, sticky), group in self.gate.groups_of(queue):
-                open_at_ms = self.gate.closed.get((queue.name, rate_class))
+                open_at_ms = self._opens_at_ms(queue, rate_class)
                 if open_at_ms is None or sticky not in ("", self.request.worker):
                     continue
                 if soonest is not None and open_at_ms >= soonest:
                     continue
-                if any(not self._is_full(lane, Scope.PARTITION) for lane in group):
+                if any(not self._is_barred(lane) for lane in group):
                     soonest = open_at_ms
         return None if soonest is None else max(0, soonest - self.now_ms)
 

@@ -1,4 +1,6 @@
 -- Destructive: drops the policies, the ledger and the counters of the gate. Jobs stay, but nothing admits them.
+DROP TRIGGER headgate_job_unready ON {schema}.headgate_job;
+DROP TRIGGER headgate_job_removed ON {schema}.headgate_job;
 DROP FUNCTION {schema}.headgate_mark_class;
 DROP FUNCTION {schema}.headgate_running_of;
 DROP FUNCTION {schema}.headgate_send_away;
@@ -12,6 +14,7 @@ DROP FUNCTION {schema}.headgate_lower_heads;
 DROP FUNCTION {schema}.headgate_units_at;
 DROP FUNCTION {schema}.headgate_lock_queues;
 DROP FUNCTION {schema}.headgate_queue_key;
+DROP FUNCTION {schema}.headgate_announce_gone;
 DROP TYPE {schema}.headgate_admission;
 DROP TABLE {schema}.headgate_gate_place;
 DROP TABLE {schema}.headgate_sleeper;

@@ -123,12 +123,13 @@ CREATE TABLE {schema}.headgate_quarantine (
 );
 CREATE INDEX headgate_quarantine_newest ON {schema}.headgate_quarantine (quarantined_at_ms, fingerprint);
 
--- kind r: the lane may have got ready work. f: n jobs of queue, partition and class left running.
--- o: the class reopened in this queue. c: like f, for the class alone (an admission that could not lock the class).
+-- kind r: the lane may have got ready work. g: it may have lost its last ready job. f: n jobs of queue, partition and
+-- class left running. o: the class reopened in this queue. c: like f, for the class alone (an admission that could not
+-- lock the class).
 CREATE TABLE {schema}.headgate_inbox (
   queue text COLLATE "C" NOT NULL,
   ev bigint GENERATED ALWAYS AS IDENTITY,
-  kind text COLLATE "C" NOT NULL CHECK (kind IN ('r', 'f', 'o', 'c')),
+  kind text COLLATE "C" NOT NULL CHECK (kind IN ('r', 'g', 'f', 'o', 'c')),
   partition_key text COLLATE "C" NOT NULL DEFAULT '',
   rate_class text COLLATE "C" NOT NULL DEFAULT '',
   sticky_worker text COLLATE "C" NOT NULL DEFAULT '',
@@ -142,6 +143,26 @@ CREATE TABLE {schema}.headgate_inbox (
 -- For the classes that a ceiling of their own limits: their running jobs may be freed in any queue.
 CREATE INDEX headgate_inbox_class ON {schema}.headgate_inbox (rate_class)
   WHERE rate_class <> '' AND kind IN ('c', 'f');
+
+-- Whoever takes a ready job out of its lane says so, whatever the statement; the gate's own claims need not.
+CREATE FUNCTION {schema}.headgate_announce_gone() RETURNS trigger
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  AS $$
+BEGIN
+  INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key)
+  VALUES (OLD.queue, 'g', OLD.partition_key, OLD.rate_class, OLD.sticky_worker, OLD.lane_key);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER headgate_job_unready AFTER UPDATE ON {schema}.headgate_job
+  FOR EACH ROW
+  WHEN (OLD.state = 'available' AND OLD.gate_hold IS NULL
+    AND NEW.state <> 'running' AND (NEW.state <> 'available' OR NEW.gate_hold IS NOT NULL))
+  EXECUTE FUNCTION {schema}.headgate_announce_gone();
+CREATE TRIGGER headgate_job_removed AFTER DELETE ON {schema}.headgate_job
+  FOR EACH ROW
+  WHEN (OLD.state = 'available' AND OLD.gate_hold IS NULL)
+  EXECUTE FUNCTION {schema}.headgate_announce_gone();
 
 -- Workers whose newest admission of the queue found nothing. A worker that ended asleep leaves its row behind; while it
 -- stands each commit of work pays for a notification, so rows are swept by age. One that lives records itself again.
@@ -345,6 +366,7 @@ DECLARE
   v_frees boolean;
   v_opens boolean;
   v_ready boolean;
+  v_gone boolean;
   r_queue text[];
   r_partition text[];
   r_class text[];
@@ -386,10 +408,10 @@ BEGIN
     WHERE part.ctid = exits.tid
   )
   SELECT count(*), ARRAY[sum(gone.n) FILTER (WHERE gone.kind = 'f')], bool_or(gone.kind = 'f'),
-    bool_or(gone.kind = 'o'), bool_or(gone.kind = 'r'),
+    bool_or(gone.kind = 'o'), bool_or(gone.kind = 'r'), bool_or(gone.kind = 'g'),
     array_agg(ARRAY[gone.kind, gone.queue, gone.partition_key, gone.rate_class, gone.sticky_worker, gone.lane_key::text,
       gone.n::text]) FILTER (WHERE gone.kind <> 'f' OR gone.rate_class <> '' OR p_keep_exits)
-  INTO taken, freed, v_frees, v_opens, v_ready, v_rest
+  INTO taken, freed, v_frees, v_opens, v_ready, v_gone, v_rest
   FROM gone;
   IF v_rest IS NULL THEN
     RETURN;
@@ -432,47 +454,74 @@ BEGIN
       WHERE v_rest[entry.i][1] = 'o'));
   END IF;
 
-  IF NOT v_ready THEN
-    RETURN;
+  IF v_ready THEN
+    SELECT array_agg(entry.queue), array_agg(entry.partition_key), array_agg(entry.rate_class),
+      array_agg(entry.sticky_worker), array_agg(entry.lane_key)
+    INTO r_queue, r_partition, r_class, r_sticky, r_key
+    FROM (
+      SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
+        v_rest[rest.i][6]::bigint
+      FROM generate_subscripts(v_rest, 1) AS rest (i)
+      WHERE v_rest[rest.i][1] = 'r'
+    ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+    LEFT JOIN LATERAL (
+      SELECT found.active
+      FROM {schema}.headgate_lane AS found
+      WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+        AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
+      LIMIT 1
+    ) AS lane ON true
+    WHERE lane.active IS NOT TRUE;
+    IF r_queue IS NOT NULL THEN
+      INSERT INTO {schema}.headgate_partition (queue, partition_key)
+      SELECT DISTINCT entry.queue, entry.partition_key
+      FROM unnest(r_queue, r_partition) AS entry (queue, partition_key)
+      ON CONFLICT DO NOTHING;
+      INSERT INTO {schema}.headgate_lane AS lane
+        (queue, partition_key, rate_class, sticky_worker, lane_key, active, last_round)
+      SELECT entry.queue, entry.partition_key, entry.rate_class, entry.sticky_worker, entry.lane_key, true, part.last_round
+      FROM unnest(r_queue, r_partition, r_class, r_sticky, r_key)
+        AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+      CROSS JOIN LATERAL (
+        SELECT found.last_round
+        FROM {schema}.headgate_partition AS found
+        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+        LIMIT 1
+      ) AS part
+      ON CONFLICT (queue, partition_key, rate_class, sticky_worker)
+      DO UPDATE SET active = true, last_round = excluded.last_round, lane_key = excluded.lane_key;
+      PERFORM {schema}.headgate_lower_heads(r_queue, r_class, r_sticky);
+    END IF;
   END IF;
-  SELECT array_agg(entry.queue), array_agg(entry.partition_key), array_agg(entry.rate_class),
-    array_agg(entry.sticky_worker), array_agg(entry.lane_key)
-  INTO r_queue, r_partition, r_class, r_sticky, r_key
-  FROM (
-    SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
-      v_rest[rest.i][6]::bigint
-    FROM generate_subscripts(v_rest, 1) AS rest (i)
-    WHERE v_rest[rest.i][1] = 'r'
-  ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
-  LEFT JOIN LATERAL (
-    SELECT found.active
-    FROM {schema}.headgate_lane AS found
-    WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
-      AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
-    LIMIT 1
-  ) AS lane ON true
-  WHERE lane.active IS NOT TRUE;
-  IF r_queue IS NULL THEN
-    RETURN;
+  IF v_gone THEN
+    -- After all that was announced as ready: a lane is laid to rest only by a look that finds it empty.
+    UPDATE {schema}.headgate_lane AS lane
+    SET active = false
+    WHERE lane.ctid = ANY (ARRAY (
+      SELECT emptied.tid
+      FROM (
+        SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
+          v_rest[rest.i][6]::bigint
+        FROM generate_subscripts(v_rest, 1) AS rest (i)
+        WHERE v_rest[rest.i][1] = 'g'
+      ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+      CROSS JOIN LATERAL (
+        SELECT found.ctid AS tid
+        FROM {schema}.headgate_lane AS found
+        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+          AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker AND found.active
+        LIMIT 1
+      ) AS emptied
+      LEFT JOIN LATERAL (
+        SELECT true AS found
+        FROM {schema}.headgate_job AS job
+        WHERE job.lane_key = entry.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+          AND job.queue = entry.queue AND job.partition_key = entry.partition_key
+          AND job.rate_class = entry.rate_class AND job.sticky_worker = entry.sticky_worker
+        LIMIT 1
+      ) AS job ON true
+      WHERE job.found IS NULL));
   END IF;
-  INSERT INTO {schema}.headgate_partition (queue, partition_key)
-  SELECT DISTINCT entry.queue, entry.partition_key
-  FROM unnest(r_queue, r_partition) AS entry (queue, partition_key)
-  ON CONFLICT DO NOTHING;
-  INSERT INTO {schema}.headgate_lane AS lane
-    (queue, partition_key, rate_class, sticky_worker, lane_key, active, last_round)
-  SELECT entry.queue, entry.partition_key, entry.rate_class, entry.sticky_worker, entry.lane_key, true, part.last_round
-  FROM unnest(r_queue, r_partition, r_class, r_sticky, r_key)
-    AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
-  CROSS JOIN LATERAL (
-    SELECT found.last_round
-    FROM {schema}.headgate_partition AS found
-    WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
-    LIMIT 1
-  ) AS part
-  ON CONFLICT (queue, partition_key, rate_class, sticky_worker)
-  DO UPDATE SET active = true, last_round = excluded.last_round, lane_key = excluded.lane_key;
-  PERFORM {schema}.headgate_lower_heads(r_queue, r_class, r_sticky);
 END $$;
 
 -- Close a class in queues until an instant, null for good; the caller holds the locks of the queues.

@@ -23,6 +23,7 @@ DECLARE
   facts {schema}.headgate_admission;
   v_keys bigint[];
   v_key bigint;
+  first record;
   v_now bigint;
 
   nq integer;
@@ -33,12 +34,13 @@ DECLARE
   q_inflight bigint[];
   q_freed bigint[];
   q_decided integer[];
-  q_claimed integer[];
+  q_sent integer[];
   q_relieved integer[];
   q_part_cap integer[];
   q_cap integer[];
   q_need integer[];
   q_quantum integer[];
+  q_undrawn boolean[];
   q_pos integer[];
   q_end integer[];
   v_sights integer;
@@ -52,6 +54,7 @@ DECLARE
 
   v_freed_class text[] := ARRAY[]::text[];
   v_freed_n bigint[] := ARRAY[]::bigint[];
+  v_held text[] := ARRAY[]::text[];
   v_skip text[] := ARRAY[]::text[];
   v_wanted text[];
   v_locked text[];
@@ -63,6 +66,8 @@ DECLARE
   v_merge boolean := false;
   v_fresh boolean := false;
   v_draw boolean := false;
+  v_undrawn boolean := false;
+  v_starved boolean := false;
   v_sized boolean := false;
   v_slack boolean := false;
   v_blocked boolean := false;
@@ -129,7 +134,7 @@ DECLARE
   p_override integer[];
   p_noisy integer[];
   p_taken integer[];
-  p_claimed integer[];
+  p_sent integer[];
   p_relieved integer[];
   p_closed boolean[];
   p_live boolean[];
@@ -185,10 +190,10 @@ DECLARE
   d_seq bigint[] := ARRAY[]::bigint[];
   d_tid tid[] := ARRAY[]::tid[];
   d_lane integer[] := ARRAY[]::integer[];
-  d_weight bigint[] := ARRAY[]::bigint[];
   d_charge integer[] := ARRAY[]::integer[];
   d_action integer[] := ARRAY[]::integer[];
-  v_claims integer := 0;
+  v_claims integer;
+  v_sent integer := 0;
   v_passed bigint[] := ARRAY[]::bigint[];
   v_victims bigint[];
   v_victim record;
@@ -244,33 +249,34 @@ BEGIN
     END IF;
   END LOOP;
 
-  SELECT array_agg(found.name), array_agg(found.weight), array_agg(found.dispatch_count), array_agg(found.round),
-    array_agg(found.inflight), bit_or(found.sights), (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) IS TRUE
-  INTO q_name, q_weight, q_dispatch, q_round, q_inflight, v_sights, v_has_quarantine
-  FROM (
-    SELECT wanted.name, coalesce(queue.weight, 1) AS weight, coalesce(queue.dispatch_count, 0) AS dispatch_count,
-      coalesce(queue.round, 0) AS round, coalesce(queue.inflight, 0) AS inflight,
-      coalesce((SELECT 1 FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = wanted.name LIMIT 1), 0)
+  nq := 0;
+  v_sights := 0;
+  FOR i IN 1..cardinality(p_queues) LOOP
+    SELECT queue.paused, queue.weight, queue.dispatch_count, queue.round, queue.inflight,
+      coalesce((SELECT 1 FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = p_queues[i] LIMIT 1), 0)
       + coalesce((SELECT 2 FROM {schema}.headgate_lane_group AS lane_group
-        WHERE lane_group.queue = wanted.name AND NOT lane_group.open LIMIT 1), 0)
-      + coalesce((SELECT 4 FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = wanted.name LIMIT 1), 0)
+        WHERE lane_group.queue = p_queues[i] AND NOT lane_group.open LIMIT 1), 0)
+      + coalesce((SELECT 4 FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = p_queues[i] LIMIT 1), 0)
       + coalesce((SELECT 8 FROM {schema}.headgate_sleeper AS sleeper
-        WHERE sleeper.queue = wanted.name AND sleeper.worker = p_worker LIMIT 1), 0) AS sights
-    FROM unnest(p_queues) WITH ORDINALITY AS wanted (name, place)
-    LEFT JOIN LATERAL (
-      SELECT known.paused, known.weight, known.dispatch_count, known.round, known.inflight
-      FROM {schema}.headgate_queue AS known
-      WHERE known.queue = wanted.name
-      LIMIT 1
-    ) AS queue ON true
-    WHERE queue.paused IS NOT TRUE
-    ORDER BY wanted.place
-  ) AS found;
-  nq := coalesce(cardinality(q_name), 0);
+        WHERE sleeper.queue = p_queues[i] AND sleeper.worker = p_worker LIMIT 1), 0)
+      + coalesce((SELECT 16 FROM {schema}.headgate_quarantine LIMIT 1), 0) AS sights
+    INTO first
+    FROM (SELECT 1) AS always
+    LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = p_queues[i];
+    IF first.paused IS NOT TRUE THEN
+      nq := nq + 1;
+      q_name[nq] := p_queues[i];
+      q_weight[nq] := coalesce(first.weight, 1);
+      q_dispatch[nq] := coalesce(first.dispatch_count, 0);
+      q_round[nq] := coalesce(first.round, 0);
+      q_inflight[nq] := coalesce(first.inflight, 0);
+      v_sights := v_sights | first.sights;
+    END IF;
+  END LOOP;
   v_has_closed := v_sights & 2 > 0;
   v_sleeps := v_sights & 8 > 0;
+  v_has_quarantine := v_sights & 16 > 0;
   q_decided := array_fill(0, ARRAY[nq]);
-  q_claimed := q_decided;
   q_cap := array_fill(NULL::integer, ARRAY[nq]);
   q_part_cap := q_cap;
 
@@ -317,6 +323,7 @@ BEGIN
   v_window := least(p_window_max, 2 * ((p_capacity + v_count - 1) / v_count) + p_window_spare);
   q_need := array_fill(v_window, ARRAY[nq]);
   q_quantum := array_fill(p_quantum, ARRAY[nq]);
+  q_undrawn := array_fill(false, ARRAY[nq]);
   q_pos := array_fill(1, ARRAY[nq]);
   q_end := array_fill(0, ARRAY[nq]);
   IF nq > 1 THEN
@@ -384,7 +391,7 @@ BEGIN
         WHERE wanted.need > 0
       ) AS g;
       IF v_any THEN
-        -- Paused classes are closed; those that a ceiling of their own fills are left out of this call.
+        -- Paused classes are closed; those that a ceiling of their own fills are left out of this window.
         SELECT array_agg(class.name), array_agg(class.name) FILTER (WHERE class.paused),
           array_agg(class.name) FILTER (WHERE class.crowded)
         INTO n_row, v_paused, v_crowded
@@ -408,8 +415,9 @@ BEGIN
           v_skip := v_skip || v_crowded;
           v_closed_any := v_closed_any OR v_paused IS NOT NULL;
           PERFORM {schema}.headgate_close_class(
-            q_name, class.name, CASE WHEN NOT class.paused THEN class.paused_until_ms END)
-          FROM {schema}.headgate_rate_class AS class
+            ARRAY[q_name[met.place]], class.name, CASE WHEN NOT class.paused THEN class.paused_until_ms END)
+          FROM unnest(g_queue, g_class) AS met (place, name)
+          JOIN {schema}.headgate_rate_class AS class ON class.name = met.name
           WHERE class.name = ANY (v_paused);
           CONTINUE main;
         END IF;
@@ -469,7 +477,9 @@ BEGIN
             SELECT merged.*, part.tid AS part_tid, part.deficit, part.inflight, part.last_round AS part_round,
               part.quantum_override,
               coalesce(
-                part.inflight + coalesce(p_claimed[array_position(p_tid, part.tid)], 0) >= q_part_cap[merged.place],
+                part.inflight + coalesce(p_taken[array_position(p_tid, part.tid)], 0)
+                  - coalesce(p_sent[array_position(p_tid, part.tid)], 0)
+                  - coalesce(p_relieved[array_position(p_tid, part.tid)], 0) >= q_part_cap[merged.place],
                 false) AS is_full
             FROM (
               SELECT wanted.place::integer, picked.*
@@ -522,8 +532,9 @@ BEGIN
         SET last_round = wrong.last_round, parked = wrong.is_full
         FROM (
           SELECT n.tid, part.last_round,
-            coalesce(part.inflight + coalesce(p_claimed[array_position(p_tid, part.ctid)], 0)
-              >= q_part_cap[g_queue[n.gi]], false) AS is_full
+            coalesce(part.inflight + coalesce(p_taken[array_position(p_tid, part.ctid)], 0)
+              - coalesce(p_sent[array_position(p_tid, part.ctid)], 0)
+              - coalesce(p_relieved[array_position(p_tid, part.ctid)], 0) >= q_part_cap[g_queue[n.gi]], false) AS is_full
           FROM unnest(n_tid, n_part_tid, n_group, n_round) AS n (tid, part_tid, gi, last_round)
           JOIN {schema}.headgate_partition AS part ON part.ctid = n.part_tid
         ) AS wrong
@@ -602,8 +613,9 @@ BEGIN
           FROM unnest(v_freed_class, v_freed_n) AS freed (name, n)
           JOIN {schema}.headgate_rate_class AS class ON class.name = freed.name
           WHERE v_first_lock AND freed.name <> ALL (v_locked);
-          v_skip := v_skip || ARRAY (
+          v_held := v_held || ARRAY (
             SELECT wanted.name FROM unnest(v_wanted) AS wanted (name) WHERE wanted.name <> ALL (v_locked));
+          v_skip := v_skip || v_held;
         END IF;
         v_first_lock := false;
         v_now := {schema}.headgate_now_ms();
@@ -679,7 +691,6 @@ BEGIN
           np := j;
           p_noisy := array_fill(0, ARRAY[j]);
           p_taken := p_noisy;
-          p_claimed := p_noisy;
           p_closed := array_fill(false, ARRAY[j]);
           p_live := array_fill(true, ARRAY[j]);
         ELSE
@@ -697,37 +708,12 @@ BEGIN
               p_override[pi] := n_override[i];
               p_noisy[pi] := 0;
               p_taken[pi] := 0;
-              p_claimed[pi] := 0;
               p_closed[pi] := false;
             END IF;
             p_live[pi] := true;
             n_part[i] := pi;
           END LOOP;
         END IF;
-        -- How many jobs to draw of each: what it may give as long as there is room, one where others fill the capacity.
-        f_limit := array_fill(1, ARRAY[j]);
-        v_count := greatest(p_quantum, (p_capacity + j - 1) / j);
-        v_before := 0;
-        i := 1;
-        WHILE i <= j LOOP
-          IF i > 1 AND n_queue[i] <> n_queue[i - 1] THEN
-            v_before := 0;
-          END IF;
-          EXIT WHEN nq = 1 AND v_before >= p_capacity;
-          li := i;
-          WHILE li < j AND n_round[li + 1] = n_round[i] AND n_queue[li + 1] = n_queue[i] LOOP
-            li := li + 1;
-          END LOOP;
-          IF v_before < p_capacity THEN
-            v_wait := (p_capacity - v_before + li - i) / (li - i + 1) + 1;
-            FOR pi IN i..li LOOP
-              w := n_deficit[pi] + coalesce(n_override[pi], v_count);
-              f_limit[pi] := least(w + 1, v_wait, p_capacity);
-              v_before := v_before + w;
-            END LOOP;
-          END IF;
-          i := li + 1;
-        END LOOP;
         IF nk > 0 THEN
           n_k := ARRAY (
             SELECT coalesce(array_position(k_name, n.name), 0)
@@ -746,7 +732,6 @@ BEGIN
           l_round := n_round;
           l_part := n_part;
           l_class := n_k;
-          l_limit := f_limit;
           l_closed := array_fill(false, ARRAY[j]);
           l_used := array_fill(0, ARRAY[j]);
           f_lane := n_lane;
@@ -760,7 +745,6 @@ BEGIN
           l_round := l_round || n_round;
           l_part := l_part || n_part;
           l_class := l_class || n_k;
-          l_limit := l_limit || f_limit;
           l_closed := l_closed || array_fill(false, ARRAY[j]);
           l_used := l_used || array_fill(0, ARRAY[j]);
           f_lane := ARRAY (SELECT generate_series(nl + 1, nl + j));
@@ -814,6 +798,50 @@ BEGIN
       END IF;
     END IF;
 
+    IF v_fresh AND v_merge THEN
+      -- How many jobs to draw of each new lane: what it may give while there is room, none where less recently served
+      -- ones of the queue can fill the capacity.
+      j := cardinality(n_tid);
+      f_limit := array_fill(0, ARRAY[j]);
+      i := 1;
+      WHILE i <= j LOOP
+        qi := n_queue[i];
+        IF i = 1 OR qi <> n_queue[i - 1] THEN
+          v_before := CASE WHEN q_undrawn[qi] THEN p_capacity ELSE 0 END;
+        END IF;
+        EXIT WHEN nq = 1 AND v_before >= p_capacity;
+        li := i;
+        WHILE li < j AND n_round[li + 1] = n_round[i] AND n_queue[li + 1] = qi LOOP
+          li := li + 1;
+        END LOOP;
+        IF v_before < p_capacity THEN
+          IF v_before + li - i + 1 >= p_capacity THEN
+            -- One of each fills the capacity; a second row tells whether the lane goes on.
+            f_limit[i:li] := array_fill(least(2, p_capacity), ARRAY[li - i + 1]);
+            v_before := p_capacity;
+          ELSE
+            v_wait := (p_capacity - v_before + li - i) / (li - i + 1) + 1;
+            FOR x IN i..li LOOP
+              w := n_deficit[x] + coalesce(n_override[x], q_quantum[qi]);
+              f_limit[x] := least(w + 1, v_wait, p_capacity);
+              v_before := v_before + w;
+            END LOOP;
+          END IF;
+        END IF;
+        i := li + 1;
+      END LOOP;
+      l_limit := l_limit || f_limit;
+      IF 0 = ANY (f_limit) THEN
+        v_undrawn := true;
+        FOR x IN 1..j LOOP
+          IF f_limit[x] = 0 THEN
+            q_undrawn[n_queue[x]] := true;
+            EXIT WHEN nq = 1;
+          END IF;
+        END LOOP;
+      END IF;
+    END IF;
+
     IF v_merge THEN
       -- Candidates in the order of the merge: those still waiting for a decision, and the rows drawn now.
       v_merge := false;
@@ -846,7 +874,7 @@ BEGIN
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT fresh.row_limit
           ) AS drawn ON true
-          WHERE v_draw
+          WHERE v_draw AND fresh.row_limit > 0
         ) AS either
         ORDER BY l_queue[either.lane], p_noisy[l_part[either.lane]], l_round[either.lane], either.priority DESC,
           either.at_ms, either.seq
@@ -872,36 +900,64 @@ BEGIN
         END LOOP;
         q_end[nq] := nc;
       END IF;
-      IF v_fresh THEN
-        v_fresh := false;
-        IF v_any THEN
-          -- Jobs can leave a lane without a word. Put such lanes to rest and fill the window up.
-          v_gone := ARRAY (
-            SELECT c.lane
-            FROM unnest(c_lane, c_seq) AS c (lane, seq)
-            WHERE c.seq IS NULL AND l_gone[c.lane] IS NOT TRUE);
-          UPDATE {schema}.headgate_lane AS lane
-          SET active = false
-          WHERE lane.ctid = ANY (ARRAY (SELECT l_tid[gone.lane] FROM unnest(v_gone) AS gone (lane)));
-          q_need := array_fill(0, ARRAY[nq]);
-          FOREACH li IN ARRAY v_gone LOOP
-            l_gone[li] := true;
-            l_closed[li] := true;
-            q_need[l_queue[li]] := q_need[l_queue[li]] + 1;
-          END LOOP;
-          FOR pi IN 1..np LOOP
-            p_live[pi] := false;
-          END LOOP;
-          FOR li IN 1..nl LOOP
-            IF l_gone[li] IS NOT TRUE THEN
-              p_live[l_part[li]] := true;
-            END IF;
-          END LOOP;
-          v_reading := true;
-          v_sized := v_draws > 1;
-          CONTINUE main;
-        END IF;
+      IF v_any THEN
+        -- Jobs that left a lane may be announced behind what was folded. Put such lanes to rest and fill the window up.
+        v_gone := ARRAY (
+          SELECT c.lane
+          FROM unnest(c_lane, c_seq) AS c (lane, seq)
+          WHERE c.seq IS NULL AND l_used[c.lane] = 0 AND l_gone[c.lane] IS NOT TRUE);
+        UPDATE {schema}.headgate_lane AS lane
+        SET active = false
+        WHERE lane.ctid = ANY (ARRAY (SELECT l_tid[gone.lane] FROM unnest(v_gone) AS gone (lane)));
+        q_need := array_fill(0, ARRAY[nq]);
+        FOREACH li IN ARRAY v_gone LOOP
+          l_gone[li] := true;
+          l_closed[li] := true;
+          q_need[l_queue[li]] := q_need[l_queue[li]] + 1;
+        END LOOP;
+        FOR pi IN 1..np LOOP
+          p_live[pi] := false;
+        END LOOP;
+        FOR li IN 1..nl LOOP
+          IF l_gone[li] IS NOT TRUE THEN
+            p_live[l_part[li]] := true;
+          END IF;
+        END LOOP;
+        v_any := v_fresh AND cardinality(v_gone) > 0;
       END IF;
+      v_fresh := false;
+      IF v_any THEN
+        v_reading := true;
+        v_sized := v_draws > 1;
+        CONTINUE main;
+      END IF;
+    END IF;
+
+    IF v_undrawn AND (v_starved OR 1 = ANY (p_noisy)) THEN
+      -- The lanes drawn first ran out, or noisy ones among them come last: now the others.
+      v_undrawn := false;
+      v_starved := false;
+      q_undrawn := array_fill(false, ARRAY[nq]);
+      SELECT array_agg(l.lane), array_agg(l_key[l.lane]), array_agg(l_queue[l.lane]), array_agg(l_partition[l.lane]),
+        array_agg(l_class_name[l.lane]), array_agg(l_sticky[l.lane])
+      INTO f_lane, f_key, f_queue, f_partition, f_class, f_sticky
+      FROM (
+        SELECT drawn.nth::integer AS lane
+        FROM unnest(l_limit) WITH ORDINALITY AS drawn (row_limit, nth)
+        WHERE drawn.row_limit = 0
+      ) AS l;
+      j := cardinality(f_lane);
+      v_count := least(p_capacity, (p_capacity - nd + j - 1) / j + 1);
+      f_limit := array_fill(v_count, ARRAY[j]);
+      FOREACH li IN ARRAY f_lane LOOP
+        l_limit[li] := v_count;
+      END LOOP;
+      f_priority := 2147483647;
+      f_at := -1;
+      f_seq := -1;
+      v_draw := true;
+      v_merge := true;
+      CONTINUE main;
     END IF;
 
     <<deciding>>
@@ -913,6 +969,8 @@ BEGIN
       ELSE
         qi := 0;
         FOR j IN 1..nq LOOP
+          -- A queue that has lanes left to draw still has candidates.
+          EXIT deciding WHEN q_pos[j] > q_end[j] AND q_undrawn[j];
           IF q_pos[j] <= q_end[j] AND (
             qi = 0 OR q_dispatch[j]::numeric * q_weight[qi] < q_dispatch[qi]::numeric * q_weight[j]) THEN
             qi := j;
@@ -979,8 +1037,8 @@ BEGIN
             CONTINUE WHEN e_action[j] <= v_action OR (e_class[j] > 0 AND e_class[j] <> ki)
               OR (e_class[j] = 0 AND e_queue[j] <> qi);
             v_occupied := CASE e_scope[j]
-              WHEN 'partition' THEN p_inflight[pi] + p_claimed[pi] - coalesce(p_relieved[pi], 0)
-              WHEN 'queue' THEN q_inflight[qi] + q_claimed[qi] - coalesce(q_relieved[qi], 0)
+              WHEN 'partition' THEN p_inflight[pi] + p_taken[pi] - coalesce(p_sent[pi], 0) - coalesce(p_relieved[pi], 0)
+              WHEN 'queue' THEN q_inflight[qi] + q_decided[qi] - coalesce(q_sent[qi], 0) - coalesce(q_relieved[qi], 0)
               ELSE k_inflight[ki] + k_claimed[ki] - coalesce(k_relieved[ki], 0) END;
             IF v_occupied >= e_max[j] THEN
               v_action := e_action[j];
@@ -1005,8 +1063,8 @@ BEGIN
               FOR j IN 1..ne LOOP
                 CONTINUE WHEN (e_class[j] > 0 AND e_class[j] <> ki) OR (e_class[j] = 0 AND e_queue[j] <> qi);
                 v_occupied := CASE e_scope[j]
-                  WHEN 'partition' THEN p_inflight[pi] + p_claimed[pi] - coalesce(p_relieved[pi], 0)
-                  WHEN 'queue' THEN q_inflight[qi] + q_claimed[qi] - coalesce(q_relieved[qi], 0)
+                  WHEN 'partition' THEN p_inflight[pi] + p_taken[pi] - coalesce(p_sent[pi], 0) - coalesce(p_relieved[pi], 0)
+                  WHEN 'queue' THEN q_inflight[qi] + q_decided[qi] - coalesce(q_sent[qi], 0) - coalesce(q_relieved[qi], 0)
                   ELSE k_inflight[ki] + k_claimed[ki] - coalesce(k_relieved[ki], 0) END;
                 v_occupied := v_occupied - (
                   SELECT count(*)
@@ -1056,24 +1114,22 @@ BEGIN
             d_seq[nd] := c_seq[i];
             d_tid[nd] := c_tid[i];
             d_lane[nd] := li;
-            d_weight[nd] := w;
             d_charge[nd] := 0;
             d_action[nd] := v_action;
             p_taken[pi] := p_taken[pi] + 1;
             q_decided[qi] := q_decided[qi] + 1;
             q_dispatch[qi] := q_dispatch[qi] + 1;
-            IF v_action = 0 THEN
-              v_claims := v_claims + 1;
-              p_claimed[pi] := p_claimed[pi] + 1;
-              q_claimed[qi] := q_claimed[qi] + 1;
-              IF ki > 0 THEN
-                k_claimed[ki] := k_claimed[ki] + 1;
-                FOR j IN k_from[ki]..k_to[ki] LOOP
-                  b_units[j] := b_units[j] - w * b_window[j];
-                  b_charged[j] := true;
-                  d_charge[nd] := w;
-                END LOOP;
-              END IF;
+            IF v_action > 0 THEN
+              v_sent := v_sent + 1;
+              p_sent[pi] := coalesce(p_sent[pi], 0) + 1;
+              q_sent[qi] := coalesce(q_sent[qi], 0) + 1;
+            ELSIF ki > 0 THEN
+              k_claimed[ki] := k_claimed[ki] + 1;
+              FOR j IN k_from[ki]..k_to[ki] LOOP
+                b_units[j] := b_units[j] - w * b_window[j];
+                b_charged[j] := true;
+                d_charge[nd] := w;
+              END LOOP;
             END IF;
           END IF;
         END IF;
@@ -1104,14 +1160,20 @@ BEGIN
     END LOOP;
 
     EXIT main WHEN nd >= p_capacity;
+    IF v_undrawn THEN
+      v_starved := true;
+      CONTINUE main;
+    END IF;
     IF v_blocked AND v_draws < p_window_draws THEN
       -- Newly closed classes and full lanes must not hide what is behind them.
       v_blocked := false;
       v_draws := v_draws + 1;
       v_reading := true;
+      v_skip := v_held;
       q_need := ARRAY (
         SELECT CASE
-          WHEN q_inflight[wanted.place] + q_claimed[wanted.place] - coalesce(q_relieved[wanted.place], 0)
+          WHEN q_inflight[wanted.place] + q_decided[wanted.place] - coalesce(q_sent[wanted.place], 0)
+            - coalesce(q_relieved[wanted.place], 0)
             >= q_cap[wanted.place] THEN 0
           ELSE greatest(0, v_window - count(DISTINCT c.lane)::integer) END
         FROM generate_series(1, nq) AS wanted (place)
@@ -1133,8 +1195,9 @@ BEGIN
   END LOOP;
 
   -- Send away and claim what is still as it was read; a row that changed meanwhile is left to a later call.
+  v_claims := nd - v_sent;
   v_count := 0;
-  IF v_claims < nd THEN
+  IF v_sent > 0 THEN
     SELECT v_count + sum({schema}.headgate_send_away(
       away.tids, away.seqs, CASE away.action WHEN 3 THEN 'archived' ELSE 'cancelled' END,
       CASE away.action WHEN 3 THEN 'saturation_discard' ELSE 'saturation_cancel' END, v_now))
@@ -1203,14 +1266,15 @@ BEGIN
       p_taken[pi] := p_taken[pi] - 1;
       q_decided[qi] := q_decided[qi] - 1;
       q_dispatch[qi] := q_dispatch[qi] - 1;
-      IF d_action[i] = 0 THEN
+      IF d_action[i] > 0 THEN
+        p_sent[pi] := p_sent[pi] - 1;
+        q_sent[qi] := q_sent[qi] - 1;
+      ELSE
         v_claims := v_claims - 1;
-        p_claimed[pi] := p_claimed[pi] - 1;
-        q_claimed[qi] := q_claimed[qi] - 1;
         IF ki > 0 THEN
           k_claimed[ki] := k_claimed[ki] - 1;
           FOR j IN k_from[ki]..k_to[ki] LOOP
-            b_units[j] := b_units[j] + d_weight[i] * b_window[j];
+            b_units[j] := b_units[j] + d_charge[i] * b_window[j];
           END LOOP;
         END IF;
       END IF;
@@ -1279,16 +1343,16 @@ BEGIN
   END IF;
   IF np > 0 THEN
     UPDATE {schema}.headgate_partition AS part
-    SET deficit = done.deficit, inflight = part.inflight + done.claimed,
+    SET deficit = done.deficit, inflight = part.inflight + done.taken - done.sent,
       last_round = CASE WHEN done.taken > 0 THEN done.round ELSE part.last_round END
     FROM (
-      SELECT p.tid, p.taken, p.claimed, p.deficit AS before, q_round[p.place] + 1 AS round,
+      SELECT p.tid, p.taken, coalesce(p_sent[p.nth], 0) AS sent, p.deficit AS before, q_round[p.place] + 1 AS round,
         CASE WHEN p_empty[p.nth] THEN 0
           ELSE greatest(0, least(
             p.deficit + coalesce(p.override, q_quantum[p.place]) - p.taken,
             p_deficit_cap * coalesce(p.override, q_quantum[p.place])::bigint)) END AS deficit
-      FROM unnest(p_tid, p_queue, p_taken, p_claimed, p_deficit, p_override, p_live) WITH ORDINALITY
-        AS p (tid, place, taken, claimed, deficit, override, live, nth)
+      FROM unnest(p_tid, p_queue, p_taken, p_deficit, p_override, p_live) WITH ORDINALITY
+        AS p (tid, place, taken, deficit, override, live, nth)
       WHERE p.live
     ) AS done
     WHERE part.ctid = done.tid AND (done.taken > 0 OR done.deficit <> done.before);
@@ -1300,7 +1364,8 @@ BEGIN
       SELECT l_tid[t.lane] AS tid, t.ready,
         CASE WHEN p_taken[l_part[t.lane]] > 0 THEN q_round[l_queue[t.lane]] + 1 END AS round,
         coalesce(
-          p_inflight[l_part[t.lane]] + p_claimed[l_part[t.lane]] >= q_part_cap[l_queue[t.lane]], false) AS parked
+          p_inflight[l_part[t.lane]] + p_taken[l_part[t.lane]] - coalesce(p_sent[l_part[t.lane]], 0)
+            >= q_part_cap[l_queue[t.lane]], false) AS parked
       FROM unnest(t_lane, t_ready) AS t (lane, ready)
     ) AS done
     WHERE lane.ctid = done.tid;
@@ -1322,13 +1387,13 @@ BEGIN
   FOR qi IN 1..nq LOOP
     IF q_decided[qi] > 0 OR q_freed[qi] > 0 THEN
       UPDATE {schema}.headgate_queue AS queue
-      SET inflight = greatest(0, queue.inflight - coalesce(q_freed[qi], 0)) + q_claimed[qi],
+      SET inflight = greatest(0, queue.inflight - coalesce(q_freed[qi], 0)) + q_decided[qi] - coalesce(q_sent[qi], 0),
         dispatch_count = CASE WHEN q_decided[qi] > 0 THEN q_dispatch[qi] ELSE queue.dispatch_count END,
         round = queue.round + (q_decided[qi] > 0)::integer
       WHERE queue.queue = q_name[qi];
       IF NOT FOUND AND q_decided[qi] > 0 THEN
         INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)
-        VALUES (q_name[qi], q_dispatch[qi], 1, q_claimed[qi]);
+        VALUES (q_name[qi], q_dispatch[qi], 1, q_decided[qi] - coalesce(q_sent[qi], 0));
       END IF;
     END IF;
   END LOOP;
@@ -1368,8 +1433,16 @@ BEGIN
     INTO facts.retry_after_ms
     FROM unnest(q_name, q_part_cap) AS wanted (queue, cap)
     CROSS JOIN LATERAL (
-      SELECT lane_group.open_at_ms
+      -- A pause that came later lasts longer than the group knows.
+      SELECT CASE WHEN class.paused THEN NULL
+        ELSE greatest(lane_group.open_at_ms, class.paused_until_ms) END AS open_at_ms
       FROM {schema}.headgate_lane_group AS lane_group
+      LEFT JOIN LATERAL (
+        SELECT known.paused, known.paused_until_ms
+        FROM {schema}.headgate_rate_class AS known
+        WHERE known.name = lane_group.rate_class
+        LIMIT 1
+      ) AS class ON true
       CROSS JOIN LATERAL (
         SELECT job.seq
         FROM (
@@ -1401,8 +1474,9 @@ BEGIN
       WHERE lane_group.queue = wanted.queue AND NOT lane_group.open AND lane_group.open_at_ms IS NOT NULL
         AND lane_group.head_round IS NOT NULL AND lane_group.sticky_worker IN ('', p_worker)
       ORDER BY lane_group.open_at_ms
-      LIMIT 1
-    ) AS soonest;
+      LIMIT p_window_spare
+    ) AS soonest
+    WHERE soonest.open_at_ms IS NOT NULL;
   END IF;
   facts.passed_over := v_passed;
   RETURN NEXT facts;
