@@ -19,6 +19,7 @@ from headgate_sync.worker.inflight import InFlight
 logger = logging.getLogger(__name__)
 
 NEVER_S = float("inf")
+GATHER_MS = 5  # after a wake-up that brought work; what comes meanwhile is one question
 
 
 class Admission:
@@ -144,14 +145,14 @@ class Admission:
         self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
         if len(attempts) >= free:
             self.due_s = self._now_s()  # there is probably more
-        elif self._falls_asleep(len(attempts)):
-            # This answer made the store note that the worker sleeps. Work committed
-            # just before was signalled to nobody: one more look comes before the sleep.
-            self.due_s = self._now_s()
-
-    def _falls_asleep(self, admitted: int) -> bool:
-        was_asleep, self._asleep = self._asleep, not admitted
-        return self._notified and self._asleep and not was_asleep
+            self._asleep = False
+        elif not self._asleep and batch.retry_after_ms is None:
+            # This answer made the store note that the worker waits for work. What was
+            # committed just before was signalled to nobody: one more look. (An answer
+            # with an instant may come from a store too busy to note anything.)
+            self._asleep = True
+            if self._notified:
+                self.due_s = self._now_s()
 
     def _admit(self, free: int) -> AdmissionBatch:
         self._calls += 1
@@ -198,8 +199,10 @@ class Admission:
         )
         self._delay_ms = delay.base_ms
         self.due_s = now_s + delay.wait_ms / 1000
-        if woke and not admitted:
-            # The wake-up went to every idle worker and the work to another one. What is
-            # signalled in the next moments is looked at once, at their end.
-            pause_ms = self._poll.floor_ms * (0.5 + 0.5 * self._uniform())
+        if woke:
+            # What is signalled in the next moments is looked at once, at their end.
+            pause_ms: float = GATHER_MS
+            if not admitted:
+                # The wake-up went to every idle worker and the work to another one.
+                pause_ms = self._poll.floor_ms * (0.5 + 0.5 * self._uniform())
             self._deaf_until_s = now_s + pause_ms / 1000

@@ -63,7 +63,7 @@ def caller(database_url) -> Iterator[psycopg.Connection[Any]]:
 
 
 def busy(store, *queues):
-    """Let a worker take something from each queue, which it did not sleep on then."""
+    """Let a worker fill its slots from each queue, which it did not sleep on then."""
     for queue in queues:
         enqueue(store, f"busy-{queue}", queue=queue)
         claim_one(store, worker="busy", queues=[queue])
@@ -91,7 +91,7 @@ def test_a_busy_queue_is_not_notified(store, ear):
     assert ear.heard() == []
 
 
-def test_a_sleeper_is_woken_until_it_takes_something(store, ear):
+def test_a_sleeper_is_woken_until_its_slots_are_full(store, ear):
     busy(store, "q", "other")
     assert admit(store).claims == []
     ear.heard()
@@ -100,8 +100,11 @@ def test_a_sleeper_is_woken_until_it_takes_something(store, ear):
     enqueue(store, "b")
     enqueue(store, "c")
     assert ear.heard() == ["q", "q"]
-    claim_one(store)
+    assert len(admit(store, capacity=3).claims) == 2
     enqueue(store, "d")
+    assert ear.heard() == ["q"]
+    assert len(admit(store, capacity=1).claims) == 1
+    enqueue(store, "e")
     assert ear.heard() == []
 
 

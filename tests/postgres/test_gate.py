@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from headgate_sync.lifecycle import Outcome
 from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
 from tests.backends import PostgresBackend
 from tests.builders import DAY_MS, START_MS, counts, enqueue, envelope, steer
@@ -423,7 +422,7 @@ def test_a_partition_that_worked_meanwhile_is_not_dropped(store, postgres):
 # Sleepers
 
 
-def test_a_worker_sleeps_from_an_empty_answer_to_the_next_claim(store, postgres):
+def test_a_worker_sleeps_while_it_has_slots_that_it_could_not_fill(store, postgres):
     def asleep() -> list[Any]:
         return postgres.connection.execute(
             "SELECT queue, worker FROM headgate.headgate_sleeper ORDER BY 1, 2"
@@ -432,12 +431,13 @@ def test_a_worker_sleeps_from_an_empty_answer_to_the_next_claim(store, postgres)
     admit(store, queues=("q", "r"), worker="w1")
     admit(store, worker="w2")
     assert asleep() == [("q", "w1"), ("q", "w2"), ("r", "w1")]
-    enqueue(store, "a")
-    [claim] = admit(store, worker="w1", queues=("q", "r")).claims
+    enqueue(store, "a", "b")
+    assert len(admit(store, worker="w1", queues=("q", "r"), capacity=1).claims) == 1
     assert asleep() == [("q", "w2")]
-    store.ack(claim.lease_ref, Outcome.SUCCESS)
-    admit(store, worker="w1")
-    assert asleep() == [("q", "w1"), ("q", "w2")]
+    assert len(admit(store, worker="w1", queues=("r", "q"), capacity=2).claims) == 1
+    assert asleep() == [("q", "w1"), ("q", "w2"), ("r", "w1")]
+    admit(store, worker="w1", capacity=0)
+    assert asleep() == [("q", "w1"), ("q", "w2"), ("r", "w1")]
 
 
 def test_sleepers_of_long_ago_are_forgotten(store, postgres):

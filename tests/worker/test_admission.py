@@ -11,7 +11,7 @@ from headgate_sync.attempt import LiveAttempt
 from headgate_sync.errors import BackendError, StoreUnavailable
 from headgate_sync.lease import AdmissionBatch
 from headgate_sync.policy import Poll
-from headgate_sync.worker.admission import Admission
+from headgate_sync.worker.admission import GATHER_MS, Admission
 from tests.builders import QUEUE, WORKER, enqueue
 from tests.worker.rig import START_S, Bench, Steps, Tap
 
@@ -235,9 +235,47 @@ def test_a_worker_that_fell_asleep_looks_once_more_before_it_sleeps(
 ) -> None:
     asking = Asking(store, notified=True)
     assert [asking.poll() for _ in range(4)] == [0, 0, 200, 600]
-    enqueue(store, "a")
+    enqueue(store, *"abc")
     assert asking.poll() == 1400
-    assert [asking.poll() for _ in range(3)] == [1450, 1450, 1650]
+    assert [asking.poll() for _ in range(3)] == [1450, 1550, 1750]
+
+
+def test_a_worker_that_was_full_looks_once_more_when_it_is_not(store: Any) -> None:
+    asking = Asking(store, notified=True, capacity=2)
+    enqueue(store, *"abc")
+    assert asking.poll() == 0
+    asking.finish(2)
+    assert [asking.poll() for _ in range(4)] == [0, 0, 100, 300]
+    assert asking.tap.given("admit")[1].capacity == 2
+
+
+def test_an_answer_of_a_store_too_busy_to_note_the_sleeper_is_not_the_last(
+    store: Any,
+) -> None:
+    asking = Asking(store, notified=True)
+    busy = AdmissionBatch((), retry_after_ms=7)
+    asking.tap.around["admit"] = lambda real, request: busy
+    assert [asking.poll() for _ in range(2)] == [0, 7]
+    asking.tap.around.clear()
+    assert [asking.poll() for _ in range(2)] == [14, 14]
+
+
+def test_jobs_that_are_signalled_in_quick_succession_are_fetched_together(
+    store: Any,
+) -> None:
+    asking = Asking(store, notified=True)
+    for _ in range(3):
+        asking.poll()
+    enqueue(store, "a")
+    asking.steps.advance(0.050)
+    asking.admission.notice()
+    at_ms = asking.poll()
+    for id in "bc":
+        enqueue(store, id)
+        asking.admission.notice()
+    assert asking.due_ms == at_ms + GATHER_MS
+    asking.poll()
+    assert len(asking.fed) == 3
 
 
 def test_a_dry_rate_class_is_asked_again_when_it_reopens(store: Any) -> None:

@@ -47,7 +47,7 @@ DECLARE
   v_taken integer;
   v_has_closed boolean;
   v_has_quarantine boolean;
-  v_sleeps boolean;
+  v_asleep integer;
   v_closed_any boolean := false;
   v_top_count bigint;
   v_top_weight bigint;
@@ -251,6 +251,7 @@ BEGIN
 
   nq := 0;
   v_sights := 0;
+  v_asleep := 0;
   FOR i IN 1..cardinality(p_queues) LOOP
     SELECT queue.paused, queue.weight, queue.dispatch_count, queue.round, queue.inflight,
       coalesce((SELECT 1 FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = p_queues[i] LIMIT 1), 0)
@@ -263,6 +264,7 @@ BEGIN
     INTO first
     FROM (SELECT 1) AS always
     LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = p_queues[i];
+    v_asleep := v_asleep + (first.sights & 8) / 8;
     IF first.paused IS NOT TRUE THEN
       nq := nq + 1;
       q_name[nq] := p_queues[i];
@@ -274,7 +276,6 @@ BEGIN
     END IF;
   END LOOP;
   v_has_closed := v_sights & 2 > 0;
-  v_sleeps := v_sights & 8 > 0;
   v_has_quarantine := v_sights & 16 > 0;
   q_decided := array_fill(0, ARRAY[nq]);
   q_cap := array_fill(NULL::integer, ARRAY[nq]);
@@ -1408,13 +1409,14 @@ BEGIN
     RETURN;
   END IF;
 
-  -- Who sleeps: written only when it changes.
-  IF v_claims > 0 THEN
-    IF v_sleeps THEN
+  -- Who sleeps: written only when it changes. A worker with slots left over waits for work like one that got nothing;
+  -- were it counted as busy, each job of a slow stream would wait for its next poll.
+  IF nd >= p_capacity THEN
+    IF v_asleep > 0 THEN
       DELETE FROM {schema}.headgate_sleeper AS sleeper
       WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
     END IF;
-  ELSE
+  ELSIF v_asleep < cardinality(p_queues) THEN
     INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
     SELECT wanted.queue, p_worker, {schema}.headgate_now_ms()
     FROM unnest(p_queues) AS wanted (queue)
