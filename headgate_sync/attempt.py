@@ -29,7 +29,7 @@ class LiveAttempt:
     Plain fields are written by one thread at a time: the admission loop before hand-
     over, then the handler thread. What other threads write is guarded by the in-flight
     table's lock: `lease_due_s`, `doubtful`, `renewing`, `settled`, `returned`,
-    `concluded`.
+    `airborne`, `concluded`.
 
     Attributes:
         returned_s: local instant at which the admit returned; with `claimed_at_ms` of
@@ -45,11 +45,13 @@ class LiveAttempt:
         renewing: the heartbeat extends the lease.
         settled: somebody decided the outcome; later results are dropped.
         returned: the handler's thread is free again.
+        airborne: its ack is on its way and its slot is free.
         concluded: no ack is under way.
     """
 
     __slots__ = (
         "actual_weight",
+        "airborne",
         "claim",
         "completing",
         "concluded",
@@ -103,6 +105,7 @@ class LiveAttempt:
         self.finished: Settlement | None = None
         self.completing = self.in_once = self.in_doubt = self.doubtful = False
         self.settled = self.returned = self.concluded = self.stuck_reported = False
+        self.airborne = False
         self.renewing = True
         self.timeout_ms, self.deadline_cut = self._limit()
         self.timeout_due_s = (

@@ -61,15 +61,12 @@ class AckBox:
 
     The thread that finds no call under way becomes the pilot: it sends what waits, its
     own ack included, until nothing waits any more. The others leave their ack here and
-    go on; their slots stay taken until the answer is there. So an ack waits at most for
-    the call that is under way, and there is always a thread for every running handler,
-    because a pilot flies only while acks hold slots.
+    go on. So an ack waits at most for the call that is under way. The slots of a call
+    are free as soon as it is sent: the next claims are fetched while the acks are on
+    their way.
 
     While the store does not answer, the undecided acks are sent again until the lease
     of each has run out locally; then the reclaimer decides.
-
-    Attributes:
-        landing: how many acks the present call carries: slots that it will free.
 
     Args:
         accepted: called with each attempt and ack that the store took.
@@ -91,7 +88,6 @@ class AckBox:
         self._waiting: deque[Outgoing] = deque()
         self._flying = False
         self._aboard: list[Outgoing] = []  # the pilot's alone: not judged yet
-        self.landing = 0
         self._given_up = threading.Event()
         self._retrying = Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
@@ -149,7 +145,7 @@ class AckBox:
                 self._land(flight, answers)
 
     def _send(self, flight: list[Outgoing]) -> Sequence[Exception | None]:
-        self.landing = len(flight)
+        self._inflight.take_off(out.attempt for out in flight)
         try:
             return self._store.ack_batch([out.ack for out in flight])
         except StoreUnavailable:
@@ -157,8 +153,6 @@ class AckBox:
         except Exception as error:
             # Refused as a whole, which the port does not foresee: each on its own.
             return [error] * len(flight)
-        finally:
-            self.landing = 0
 
     def _next_flight(self) -> list[Outgoing]:
         flight: list[Outgoing] = []

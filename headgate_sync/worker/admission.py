@@ -36,7 +36,6 @@ class Admission:
 
     Args:
         hand_over: gets fresh claims; takes their slots and gives them to threads.
-        landing: how many slots the ack call under way frees when it ends.
         notified: the store sends wake-ups, and only to workers that it knows to sleep.
         uniform: chance in [0, 1).
     """
@@ -50,7 +49,6 @@ class Admission:
         hand_over: Callable[[list[LiveAttempt]], None],
         *,
         now_s: Callable[[], float],
-        landing: Callable[[], int] = lambda: 0,
         producer: Callable[[], Any] | None = None,
         notified: bool = False,
         uniform: Callable[[], float] = random.random,
@@ -64,7 +62,6 @@ class Admission:
         self._quantum = config.quantum
         self._poll = config.poll
         self._now_s = now_s
-        self._landing = landing
         self._producer = producer
         self._notified = notified
         self._uniform = uniform
@@ -87,7 +84,7 @@ class Admission:
         self._noticed = True
 
     def slot_freed(self) -> None:
-        """A handler has ended; it matters when slots are waited for."""
+        """A slot became free, or an ack was taken that may let other work run."""
         self._freed = True
 
     def step(self) -> float:
@@ -107,9 +104,15 @@ class Admission:
             self._freed = False
             if self._inflight.hungry:
                 self.due_s = self._now_s()
+            elif self._inflight.unfilled:
+                # The store may have held jobs back until this one was over.
+                self.due_s = min(self.due_s, self._gather())
         if self._noticed:
-            self.due_s = min(self.due_s, max(self._now_s(), self._deaf_until_s))
+            self.due_s = min(self.due_s, self._gather())
         return self.due_s
+
+    def _gather(self) -> float:
+        return max(self._now_s(), self._deaf_until_s)
 
     def poll(self) -> None:
         """Ask once, unless every slot is taken, and hand over what was admitted.
@@ -122,12 +125,8 @@ class Admission:
         if free <= 0:
             self.due_s = NEVER_S
             return
-        if free < self._landing():
-            # The call under way frees more slots than there are now, and soon. One
-            # question for all of them costs the database half of two.
-            self.due_s = self._now_s() + self._poll.floor_ms / 1000
-            return
         self._inflight.hungry = False
+        self._inflight.unfilled = True  # an ack that lands meanwhile is heard of, too
         woke, self._noticed = self._noticed, False
         sent_s = self._now_s()
         try:
@@ -145,7 +144,7 @@ class Admission:
         self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
         if len(attempts) >= free:
             self.due_s = self._now_s()  # there is probably more
-            self._asleep = False
+            self._asleep = self._inflight.unfilled = False
         elif not self._asleep and batch.retry_after_ms is None:
             # This answer made the store note that the worker waits for work. What was
             # committed just before was signalled to nobody: one more look. (An answer

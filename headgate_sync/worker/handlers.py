@@ -26,7 +26,7 @@ _END: Final = _Order()
 
 
 class HandlerThreads:
-    """As many threads as there are slots, so that every claim finds one at once.
+    """A thread per slot, so that every claim finds one, and one that sends acks.
 
     All share one queue. A thread that is done before the others wake up takes the next
     claim itself, which saves most of the switches between threads when jobs are short.
@@ -44,8 +44,8 @@ class HandlerThreads:
         self._made = 0
 
     def start(self) -> None:
-        """Start one thread per slot."""
-        for _ in range(self._inflight.capacity):
+        """Start the threads."""
+        for _ in range(self._inflight.capacity + 1):
             self._add_thread()
 
     def feed(self, attempts: Iterable[LiveAttempt]) -> None:
@@ -55,7 +55,7 @@ class HandlerThreads:
 
     def end(self) -> None:
         """Let every thread end after what it does now."""
-        for _ in range(self._inflight.capacity):
+        for _ in range(self._inflight.capacity + 1):
             self._queue.put(_END)
 
     def join(

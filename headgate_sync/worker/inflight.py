@@ -14,17 +14,19 @@ class InFlight:
     """All attempts of one worker, by lease.
 
     A slot is free again when the handler's thread has returned *and* the attempt's ack
-    is concluded. An attempt whose lease is lost keeps its slot until the thread
-    returns: handing the slot out earlier would run more handlers than there are
-    threads.
+    is on its way to the store, so that the next claims are fetched meanwhile. An
+    attempt whose lease is lost keeps its slot until the thread returns: handing the
+    slot out earlier would run more handlers than there are threads. Leases are held
+    until their acks are concluded, never more than twice as many as there are slots.
 
     Args:
         capacity: number of slots.
-        freed: called, outside of the lock, when a slot became free that somebody waits
+        freed: called, outside of the lock, when something happened that somebody waits
             for.
 
     Attributes:
         hungry: somebody waits for slots.
+        unfilled: somebody has slots left over, and an ack may let more work run.
         draining: somebody waits for the end of every attempt.
     """
 
@@ -35,16 +37,24 @@ class InFlight:
         # store call, a log call or user code.
         self.lock = threading.Lock()
         self._attempts: dict[LeaseRef, LiveAttempt] = {}
+        self._airborne = 0  # of those, how many hold no slot any more
         self.hungry = False
+        self.unfilled = False
         self.draining = False
 
     def __len__(self) -> int:
         return len(self._attempts)
 
     @property
+    def taken(self) -> int:
+        """Slots whose handler runs or whose ack waits to be sent."""
+        return len(self._attempts) - self._airborne
+
+    @property
     def free(self) -> int:
         """Slots that can be filled."""
-        return self.capacity - len(self._attempts)
+        unheld = 2 * self.capacity - len(self._attempts)
+        return min(self.capacity - self.taken, unheld)
 
     def add(self, attempts: Iterable[LiveAttempt]) -> None:
         """Take slots for fresh claims, before they are handed to a thread."""
@@ -86,6 +96,16 @@ class InFlight:
             self._freed()
         return decides
 
+    def take_off(self, attempts: Iterable[LiveAttempt]) -> None:
+        """The acks of these are on their way, for the first time or again."""
+        with self.lock:
+            for attempt in attempts:
+                if attempt.returned and not attempt.airborne:
+                    attempt.airborne = True
+                    self._airborne += 1
+        if self.hungry:
+            self._freed()
+
     def conclude(self, attempts: Sequence[LiveAttempt]) -> None:
         """No ack of these is under way any more, and no lease to be renewed."""
         freed = False
@@ -101,8 +121,9 @@ class InFlight:
         """Drop an attempt that is over; True when somebody may wait for that."""
         if not (attempt.returned and attempt.concluded):
             return self.draining
-        self._attempts.pop(attempt.lease, None)
-        return self.hungry or self.draining
+        if self._attempts.pop(attempt.lease, None) is not None and attempt.airborne:
+            self._airborne -= 1
+        return self.hungry or self.unfilled or self.draining
 
     def confirm(self, attempts: Iterable[LiveAttempt], due_s: float) -> None:
         """The store confirmed these leases; they are good until `due_s`."""

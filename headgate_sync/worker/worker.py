@@ -129,7 +129,6 @@ class Worker:
             self.worker_id,
             self._hand_over,
             now_s=now_s,
-            landing=lambda: self._acks.landing,
             producer=self._client,
             notified=store.notifying is not None,
         )
@@ -214,7 +213,7 @@ class Worker:
         return Health(
             status=status,
             worker_id=self.worker_id,
-            in_flight=len(self._inflight),
+            in_flight=self._inflight.taken,
             capacity=self._inflight.capacity,
             duties=tuple(sorted(self._duties.held)) if self._duties is not None else (),
             threads=threads,

@@ -72,7 +72,7 @@ def test_one_ack_alone_is_sent_at_once(store: Any) -> None:
     assert state_of(store, "a") is State.COMPLETED
 
 
-def test_a_slot_is_taken_until_the_answer_to_its_ack_is_there(store: Any) -> None:
+def test_a_slot_is_free_once_its_ack_is_on_its_way(store: Any) -> None:
     enqueue(store, "a")
     bench = Bench(Tap(store), capacity=1)
     (attempt,) = bench.admit()
@@ -80,14 +80,41 @@ def test_a_slot_is_taken_until_the_answer_to_its_ack_is_there(store: Any) -> Non
     bench.inflight.finish(attempt, acks=True)
     seen = []
     bench.store.around["ack_batch"] = lambda real, acks: (
-        seen.append(bench.inflight.free),
+        seen.append((bench.inflight.free, bench.freed, attempt.renewing)),
         real(acks),
     )[1]
     bench.acks.submit(attempt, success(attempt))
+    assert bench.inflight.free == 0
     bench.acks.fly()
-    assert seen == [0]
+    assert seen == [(1, 1, True)]
     assert bench.inflight.free == 1
-    assert bench.freed == 1
+    assert len(bench.inflight) == 0
+
+
+def test_no_more_leases_are_held_than_twice_the_slots(store: Any) -> None:
+    """A store that takes no acks while it admits does not pile them up."""
+    enqueue(store, *"abcdefgh")
+    bench = Bench(Tap(store), capacity=2)
+    for _ in range(2):
+        for attempt in bench.admit():
+            bench.inflight.finish(attempt, acks=True)
+            bench.inflight.take_off([attempt])
+    assert len(bench.inflight) == 4
+    assert bench.inflight.free == 0
+    bench.inflight.conclude(bench.inflight.attempts()[:1])
+    assert bench.inflight.free == 1
+
+
+def test_a_slot_whose_thread_still_runs_is_not_freed_by_its_ack(store: Any) -> None:
+    enqueue(store, "a")
+    bench = Bench(Tap(store), capacity=1)
+    (attempt,) = bench.admit()
+    bench.inflight.settle(attempt)
+    bench.inflight.take_off([attempt])
+    bench.inflight.conclude([attempt])
+    assert bench.inflight.free == 0
+    bench.inflight.finish(attempt, acks=False)
+    assert bench.inflight.free == 1
 
 
 def test_a_lost_lease_and_a_refused_text_harm_no_neighbour(store: Any) -> None:
@@ -322,25 +349,9 @@ def test_a_slot_is_freed_once(store: Any) -> None:
     bench = Bench(Tap(store), capacity=1)
     (attempt,) = bench.admit()
     bench.inflight.finish(attempt, acks=True)
-    bench.inflight.conclude([attempt])
-    bench.inflight.conclude([attempt])
-    assert bench.inflight.free == 1
-
-
-def test_the_slots_that_a_call_will_free_are_known_while_it_is_under_way(
-    store: Any,
-) -> None:
-    enqueue(store, "a", "b")
-    bench = Bench(Tap(store))
-    attempts = bench.admit()
-    seen = []
-    bench.store.around["ack_batch"] = lambda real, acks: (
-        seen.append(bench.acks.landing),
-        real(acks),
-    )[1]
-    for attempt in attempts:
-        bench.inflight.finish(attempt, acks=True)
-        bench.acks.submit(attempt, success(attempt))
-    bench.acks.fly()
-    assert seen == [2]
-    assert bench.acks.landing == 0
+    for _ in range(2):
+        bench.inflight.take_off([attempt])
+        assert bench.inflight.free == 1
+    for _ in range(2):
+        bench.inflight.conclude([attempt])
+        assert bench.inflight.free == 1

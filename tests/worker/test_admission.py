@@ -26,7 +26,6 @@ class Asking:
         store: Any,
         *,
         notified: bool = False,
-        landing: Callable[[], int] = lambda: 0,
         uniform: Callable[[], float] = lambda: 0.0,
         **config: Any,
     ) -> None:
@@ -43,7 +42,6 @@ class Asking:
             self._take,
             now_s=self.steps,
             notified=notified,
-            landing=landing,
             uniform=uniform,
         )
 
@@ -122,40 +120,32 @@ def test_a_full_answer_is_followed_by_the_next_question_at_once(store: Any) -> N
     assert len(asking.fed) == 4
 
 
-def test_slots_that_are_about_to_be_freed_are_asked_for_together(store: Any) -> None:
-    enqueue(store, *"abcdefgh")
-    landing = [0]
-    asking = Asking(store, landing=lambda: landing[0])
-    asking.poll()
-    landing[0] = 3  # of the four; one ended before
-    asking.finish(1)
-    at_ms = asking.poll()
-    assert asking.tap.count("admit") == 1
-    assert asking.due_ms == at_ms + 50  # a call that hangs holds nothing up
-    landing[0] = 0
-    asking.finish(3)
-    assert asking.poll() == at_ms
-    assert [request.capacity for request in asking.tap.given("admit")] == [4, 4]
-
-
-def test_a_slot_is_not_kept_waiting_for_as_few_others(store: Any) -> None:
-    enqueue(store, *"abcdef")
-    asking = Asking(store, landing=lambda: 1)
-    asking.poll()
-    asking.finish(1)
-    asking.poll()
-    assert [request.capacity for request in asking.tap.given("admit")] == [4, 1]
-
-
-def test_a_slot_that_is_freed_while_others_were_free_changes_nothing(
+def test_a_job_that_ends_lets_a_worker_with_slots_left_over_ask_again(
     store: Any,
 ) -> None:
-    enqueue(store, "a", "b")
+    """A ceiling or a partition may have waited for just that job."""
     asking = Asking(store)
+    enqueue(store, "a", "b")
     asking.poll()
-    due_ms = asking.due_ms
+    assert asking.due_ms == 50
+    asking.steps.advance(0.010)
     asking.finish(1)
-    assert asking.due_ms == due_ms == 50
+    assert asking.due_ms == 10
+
+
+def test_a_job_that_ends_while_the_store_is_asked_is_not_overheard(store: Any) -> None:
+    asking = Asking(store)
+    enqueue(store, "a")
+    asking.poll()
+
+    def ends_meanwhile(real: Any, request: Any) -> Any:
+        answer = real(request)
+        asking.finish(1)
+        return answer
+
+    asking.tap.around["admit"] = ends_meanwhile
+    assert asking.poll() == 50
+    assert asking.due_ms == 50
 
 
 @pytest.mark.parametrize(
@@ -195,7 +185,6 @@ def test_being_woken_for_something_else_never_postpones_a_due_question(
     due_ms = asking.due_ms
     for _ in range(19):
         asking.steps.advance(0.1)
-        asking.admission.slot_freed()
         asking.admission.step()
     assert asking.tap.count("admit") == 6
     assert asking.due_ms == due_ms == 5100
