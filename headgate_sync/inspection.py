@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
+from headgate_sync.backlog import (
+    MAX_QUEUES,
+    HistoryBucket,
+    PartitionState,
+    QueueStats,
+    StateCounts,
+)
+from headgate_sync.envelope import MAX_INT64, check_int, check_text
+from headgate_sync.errors import InvalidRequest
 from headgate_sync.lease import Checkpoint
+from headgate_sync.operations import BulkRequest, OperationStatus
 from headgate_sync.policies import Policies
+from headgate_sync.search import JobFilter
 
-MAX_SAMPLE = 50_000
 MAX_JOBS = 1_000
 MAX_PAGE = 200
+_INSTANT = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 # What a reclaim writes into the history and into the registry.
 LEASE_LOST_ERROR = "the lease ran out without an ack"
@@ -82,6 +94,7 @@ class JobSummary:
         orphaned: some claim of this job was lost; derived from `crash_attempt`.
         reason_code: how a terminal state was reached.
         error_code, latency_ms: of the newest attempt.
+        replay_of: the job that this one was made from; "" for none.
     """
 
     id: str
@@ -117,6 +130,7 @@ class JobSummary:
     reason_code: str
     error_code: str
     latency_ms: int | None
+    replay_of: str
 
     @property
     def orphaned(self) -> bool:
@@ -125,15 +139,17 @@ class JobSummary:
 
 
 @frozen(kw_only=True)
-class StateCounts:
-    """Jobs by state; states without a job are absent.
+class JobPage:
+    """A page of a list, newest job first.
 
     Attributes:
-        approximate: the sample of 50,000 rows was used up; figures are lower bounds.
+        jobs: without payloads, the history cut to its newest entry.
+        next_cursor: for the next page; None when there is none. A page that ends with
+            the last job of all is followed by an empty one.
     """
 
-    counts: Mapping[str, int]
-    approximate: bool
+    jobs: tuple[JobSummary, ...]
+    next_cursor: str | None
 
 
 @frozen(kw_only=True)
@@ -146,9 +162,38 @@ class QuarantineEntry:
     quarantined_at_ms: int
     reason: str
 
+    @property
+    def cursor(self) -> str:
+        """Where a list goes on behind this entry."""
+        return f"{self.quarantined_at_ms}:{self.fingerprint}"
+
+
+def clamped(limit: int) -> int:
+    """The size of a page: 1 to 200, whatever was asked for."""
+    check_int("limit", limit, -MAX_INT64, MAX_INT64)
+    return min(max(limit, 1), MAX_PAGE)
+
+
+def read_quarantine_cursor(cursor: str | None) -> tuple[int, str]:
+    """Instant and fingerprint of the last entry seen; what is behind all without one.
+
+    Raises:
+        InvalidRequest: not the cursor of an entry.
+    """
+    if cursor is None:
+        return MAX_INT64, ""
+    at_ms, colon, fingerprint = check_text("cursor", cursor).partition(":")
+    if not colon or not _INSTANT.fullmatch(at_ms) or int(at_ms) > MAX_INT64:
+        raise InvalidRequest("bad cursor")
+    return int(at_ms), fingerprint
+
 
 class Inspect(Policies, Protocol):
     """Looking and steering. Every method blocks; any thread may call it.
+
+    Looking waits for nobody, makes nobody wait, and is bounded: what a call reads does
+    not grow with the tables. On PostgreSQL a statement that only looks is stopped after
+    5 seconds with `StoreUnavailable`.
 
     Verbs on one job take its id. They raise `NotFound` for a missing job, and
     `InvalidRequest` naming the state where the table of transitions has no such edge.
@@ -167,8 +212,106 @@ class Inspect(Policies, Protocol):
         """
         ...
 
+    def list_jobs(
+        self,
+        filter: JobFilter | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """The newest jobs that a filter asks for, in the order of their insertion.
+
+        Jobs that come while a list is paged through appear on none of its later pages.
+
+        Args:
+            filter: None lists all.
+            cursor: of the page before; it is a place and fits every filter.
+            limit: taken as 1 or 200 when it is less or more.
+
+        Raises:
+            InvalidRequest: no cursor of a page, or a filter that matches so rarely, and
+                names neither queue nor state, that looking took too long.
+        """
+        ...
+
     def counts(self, queue: str | None = None) -> StateCounts:
-        """Jobs by state, from a sample of at most 50,000 rows."""
+        """Jobs by state, from a sample of at most 50,000 rows.
+
+        States with few jobs are counted first, so that their figures are exact however
+        many jobs the others have.
+        """
+        ...
+
+    def queue_stats(
+        self,
+        limit: int = MAX_QUEUES,
+        cursor: str | None = None,
+        *,
+        queues: Sequence[str] | None = None,
+    ) -> list[QueueStats]:
+        """Queues by name, with their backlog.
+
+        Args:
+            limit: 1 to 200 queues.
+            cursor: the last queue seen; None starts.
+            queues: up to 200 names to look at instead, in this order; a name that was
+                never used is an empty queue.
+        """
+        ...
+
+    def history(
+        self, queue: str, since_ms: int, bucket_ms: int = 60_000
+    ) -> list[HistoryBucket]:
+        """What happened to a queue since an instant, by stretches of 60,000 ms or more.
+
+        Ascending, without empty ones, 10,000 at most. Counters are kept for 31 days.
+        """
+        ...
+
+    def partitions(self, queue: str) -> list[PartitionState]:
+        """Up to 1,000 partitions of a queue, the most waiting jobs first, then by key.
+
+        Those with available jobs, running jobs, credit or a quantum of their own.
+        """
+        ...
+
+    def create_operation(self, request: BulkRequest) -> None:
+        """Note a verb for many jobs; `run_pending_operations` carries it out.
+
+        Jobs that are enqueued later are not touched. A dry run is completed at once.
+
+        Raises:
+            InvalidRequest: an operation of this id exists.
+        """
+        ...
+
+    def get_operation(self, operation_id: str) -> OperationStatus | None:
+        """How far an operation has come, or None."""
+        ...
+
+    def run_pending_operations(self, batch: int) -> int:
+        """Carry the 5 oldest open operations on, by 1 to 10,000 jobs each.
+
+        Each step is one transaction; an operation that fails keeps what it did and says
+        why. Several callers do not disturb each other.
+
+        Returns:
+            Jobs touched. An operation may be open after a step that touched none: it
+            ends when a whole pass over its jobs found nothing to do.
+        """
+        ...
+
+    def delete_queue(self, queue: str, force: bool = False) -> str | None:
+        """Remove what is kept of a queue: settings, limit, counters, ledger.
+
+        With `force` a queue that has jobs is closed to producers, and an operation
+        cancels and deletes its jobs before it removes the queue.
+
+        Returns:
+            The id of that operation; None when the queue is gone.
+
+        Raises:
+            InvalidRequest: the queue has jobs, and `force` is false.
+        """
         ...
 
     def unfinished(self, queue: str) -> int:
@@ -224,7 +367,7 @@ class Inspect(Policies, Protocol):
     def quarantine_list(
         self, limit: int = MAX_PAGE, cursor: str | None = None
     ) -> list[QuarantineEntry]:
-        """Registered fingerprints, newest first; `cursor` is the last one seen."""
+        """Registered fingerprints, newest first, behind the entry of a cursor."""
         ...
 
     def quarantine_release(self, fingerprint: str) -> int:

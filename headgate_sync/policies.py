@@ -41,6 +41,7 @@ class RateClassState:
         paused: nothing passes until somebody lifts it.
         paused_until_ms: nothing passes before this instant; None without such a pause.
         pause_reason: what was told with it.
+        jobs_waiting: available jobs of the class, counted up to 1,000.
         budgets: by slot; without any the class limits nothing.
     """
 
@@ -48,6 +49,7 @@ class RateClassState:
     paused: bool
     paused_until_ms: int | None
     pause_reason: str
+    jobs_waiting: int = 0
     budgets: tuple[BudgetState, ...] = ()
 
     @property

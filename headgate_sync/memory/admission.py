@@ -202,6 +202,15 @@ class Gate:
         partition = self.rows.partition(self.rows.queue(queue), partition_key)
         partition.quantum_override = quantum
 
+    def forget_queue(self, queue: str) -> None:
+        """Drop what is kept of a queue that has no jobs."""
+        known = self.rows.queues.get(queue)
+        for partition in () if known is None else known.partitions.values():
+            self._siblings.pop(partition, None)
+        self.groups.pop(queue, None)
+        for key in [key for key in self.closed if key[0] == queue]:
+            del self.closed[key]
+
     def reopen(self, name: str) -> None:
         """Let the next admission of every queue look at the class again."""
         for key in [key for key in self.closed if key[1] == name]:

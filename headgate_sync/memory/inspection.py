@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import chain, islice
@@ -12,20 +11,22 @@ from headgate_sync.errors import DuplicateJob, NotFound
 from headgate_sync.inspection import (
     MAX_JOBS,
     MAX_PAGE,
-    MAX_SAMPLE,
+    JobPage,
     JobSummary,
     QuarantineEntry,
-    StateCounts,
+    clamped,
+    read_quarantine_cursor,
 )
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import WAITING, Event, refused, sources_of
-from headgate_sync.memory.policies import MemPolicies
+from headgate_sync.memory.operations import MemOperations
 from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_of
 from headgate_sync.memory.state import Job
+from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import check_count, check_limit, check_name
 
 
-class MemInspect(MemPolicies):
+class MemInspect(MemOperations):
     """`Inspect` over the rows."""
 
     def get_job(
@@ -47,15 +48,23 @@ class MemInspect(MemPolicies):
                 summary_of(job, newest_only=True) for job in found if job is not None
             ]
 
-    def counts(self, queue: str | None = None) -> StateCounts:
-        """Jobs by state, from a sample of at most 50,000 rows."""
+    def list_jobs(
+        self,
+        filter: JobFilter | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """The newest jobs that a filter asks for."""
+        before, most = read_cursor(cursor, MAX_INT64), clamped(limit)
+        wanted = filter or JobFilter()
         with self._rows.lock:
-            jobs = self._rows.jobs.values()
-            sample = (j for j in jobs if queue is None or j.queue == queue)
-            counts = Counter(job.state.value for job in islice(sample, MAX_SAMPLE))
-        return StateCounts(
-            counts=dict(counts), approximate=counts.total() >= MAX_SAMPLE
-        )
+            jobs = reversed(self._rows.jobs.values())
+            fitting = (j for j in jobs if j.seq < before and _fits(j, wanted))
+            found = list(islice(fitting, most))
+            return JobPage(
+                jobs=tuple(summary_of(job, newest_only=True) for job in found),
+                next_cursor=str(found[-1].seq) if len(found) == most else None,
+            )
 
     def unfinished(self, queue: str) -> int:
         """Jobs of the queue that are in no terminal state."""
@@ -142,15 +151,15 @@ class MemInspect(MemPolicies):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
+        before_ms, after = read_quarantine_cursor(cursor)
         with self._rows.lock:
             entries = [
                 quarantine_entry(fingerprint, row)
                 for fingerprint, row in self._rows.quarantine.items()
+                if row.quarantined_at_ms < before_ms
+                or (row.quarantined_at_ms == before_ms and fingerprint > after)
             ]
         entries.sort(key=lambda entry: (-entry.quarantined_at_ms, entry.fingerprint))
-        if cursor is not None:
-            seen = [entry.fingerprint for entry in entries]
-            entries = entries[seen.index(cursor) + 1 :] if cursor in seen else []
         return entries[:limit]
 
     def quarantine_release(self, fingerprint: str) -> int:
@@ -185,7 +194,8 @@ class MemInspect(MemPolicies):
         """Let admission skip the queue, or not."""
         check_name("queue", queue)
         with self._rows.lock:
-            self._rows.queue(queue).paused = paused
+            found = self._rows.queue(queue)
+            found.paused, found.is_configured = paused, True
 
     def set_queue_weight(self, queue: str, weight: int) -> None:
         """Set the queue's share of admissions; its position is kept."""
@@ -193,6 +203,7 @@ class MemInspect(MemPolicies):
         check_int("weight", weight, 1, MAX_INT32)
         with self._rows.lock:
             self._gate.set_queue_weight(queue, weight)
+            self._rows.queue(queue).is_configured = True
 
     def set_enqueue_limit(self, queue: str, limit: int | None) -> None:
         """Bound the unfinished jobs of a queue; None lifts the bound."""
@@ -223,3 +234,20 @@ class MemInspect(MemPolicies):
             job = self._job(job_id)
             now_ms = self._rows.clock.now_ms()
             self._rows.move(job, event, now_ms, scheduled_at_ms=at_ms)
+
+
+def _fits(job: Job, wanted: JobFilter) -> bool:
+    """Whether a job is what a filter asks for."""
+    return (
+        wanted.queue in (None, job.queue)
+        and wanted.state in (None, job.state.value)
+        and wanted.kind in (None, job.kind)
+        and (wanted.kind_prefix is None or job.kind.startswith(wanted.kind_prefix))
+        and wanted.partition_key in (None, job.partition_key)
+        and wanted.id in (None, job.id)
+        and wanted.fingerprint in (None, job.fingerprint)
+        and wanted.rate_class in (None, job.rate_class)
+        and wanted.priority in (None, job.priority)
+        and set(wanted.tags_all) <= set(job.tags)
+        and (not wanted.tags_any or not set(wanted.tags_any).isdisjoint(job.tags))
+    )

@@ -37,6 +37,7 @@ class MemPolicies:
                     paused=row.paused,
                     paused_until_ms=row.paused_until_ms,
                     pause_reason=row.pause_reason,
+                    jobs_waiting=min(self._waiting(name), MAX_WAITING),
                     budgets=tuple(
                         BudgetState(
                             slot=slot,

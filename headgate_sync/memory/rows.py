@@ -157,9 +157,10 @@ def snapshot_of(rows: Rows) -> dict[str, Any]:
         },
         "unfinished": {q.name: q.unfinished for q in queues if q.unfinished},
         "minutes": {
-            (group.queue.name, group.key, minute_at_ms): (arrived, completed)
+            (group.queue.name, group.key, at_ms): (minute.arrived, minute.completed)
             for group in partitions
-            for minute_at_ms, (arrived, completed) in group.minutes.items()
+            for at_ms, minute in group.minutes.items()
+            if minute.arrived or minute.completed
         },
         "queues": {k: v for k, v in policies.items() if v != (False, 1, 0, 0)},
         "partitions": {k: v for k, v in shares.items() if v != (0, 0, 0, None)},

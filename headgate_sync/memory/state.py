@@ -94,16 +94,28 @@ class Queue:
     inflight: int = 0
     unfinished: int = 0
     max_unfinished_jobs: int | None = None
+    is_configured: bool = False
+    memory_bytes: int | None = None
     partitions: dict[str, Partition] = Factory(dict)
     lanes: dict[tuple[str, str, str], Lane] = Factory(dict)
 
 
+@define
+class Minute:
+    """What happened to the jobs of a partition in a minute."""
+
+    arrived: int = 0
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    rejected: int = 0
+    latency_ms_sum: int = 0
+    latency_count: int = 0
+
+
 @define(eq=False)
 class Partition:
-    """A fairness group of a queue.
-
-    `minutes` counts arrived and completed jobs by the start of the minute.
-    """
+    """A fairness group of a queue; `minutes` is by the start of the minute."""
 
     queue: Queue
     key: str
@@ -111,16 +123,15 @@ class Partition:
     inflight: int = 0
     last_round: int = 0
     quantum_override: int | None = None
-    minutes: dict[int, list[int]] = Factory(dict)
+    minutes: dict[int, Minute] = Factory(dict)
 
-    def count(self, now_ms: int, *, arrived: int = 0, completed: int = 0) -> None:
-        """Add to the counters of the minute."""
+    def minute(self, now_ms: int) -> Minute:
+        """The counters of the minute."""
         at_ms = now_ms - now_ms % MINUTE_MS
         minute = self.minutes.get(at_ms)
         if minute is None:
-            minute = self.minutes[at_ms] = [0, 0]
-        minute[0] += arrived
-        minute[1] += completed
+            minute = self.minutes[at_ms] = Minute()
+        return minute
 
 
 @define(eq=False)
@@ -210,6 +221,7 @@ class Job:
     reason_code: str = ""
     error_code: str = ""
     latency_ms: int | None = None
+    replay_of: str = ""
     checkpoint: Checkpoint = NO_CHECKPOINT
     charge_weight: int | None = None
     errors: tuple[AttemptEntry, ...] = ()
@@ -248,6 +260,14 @@ _REASONS: Mapping[Event, str] = {
 _FORGETS_SETTLED = frozenset(
     {Event.ADMITTED, Event.LEASE_LOST, Event.OPERATOR_CANCEL, Event.DISPLACED}
 )
+_REJECTING = frozenset({Event.SATURATION_DISCARD, Event.SATURATION_CANCEL})
+_COUNTED = _REJECTING | {
+    Event.SUCCESS,
+    Event.RETRY,
+    Event.SKIP,
+    Event.REVOKE,
+    Event.UNDECODABLE,
+}
 
 
 @define(eq=False)
@@ -327,7 +347,7 @@ class Rows:
         """Insert a new job in its first state."""
         self.jobs[job.id] = job
         job.lane.queue.unfinished += 1
-        job.lane.partition.count(job.enqueued_at_ms, arrived=1)
+        job.lane.partition.minute(job.enqueued_at_ms).arrived += 1
         if job.unique_key is not None:
             self.holders[job.unique_key] = job
         self._enter(job)
@@ -371,8 +391,7 @@ class Rows:
             job.attempt += 1
         elif event is Event.LEASE_LOST:
             job.crash_attempt += 1
-        elif event is Event.SUCCESS:
-            job.lane.partition.count(now_ms, completed=1)
+        self._count_event(job, event, target, now_ms)
         if event in _FORGETS_SETTLED:
             job.settled_lease_id = job.settled_outcome = None
         if change is not None:
@@ -448,6 +467,24 @@ class Rows:
         for job in self.suspects.pop(fingerprint, {}).values():
             if job.gate_hold == HOLD_QUARANTINE:
                 self.unhold(job)
+
+    def _count_event(self, job: Job, event: Event, target: State, now_ms: int) -> None:
+        """Tell the minute of the partition how a run ended, or never began."""
+        if event not in _COUNTED:
+            return
+        minute = job.lane.partition.minute(now_ms)
+        if event is Event.SUCCESS:
+            minute.completed += 1
+        elif event in _REJECTING:
+            minute.rejected += 1
+            return
+        elif target is State.RETRYABLE:
+            minute.retried += 1
+        elif target is not State.DELETED:
+            minute.failed += 1
+        if job.latency_ms is not None:
+            minute.latency_ms_sum += job.latency_ms
+            minute.latency_count += 1
 
     def _count_unfinished(self, job: Job, source: State) -> None:
         """Keep the queue's depth and the lifecycle key with the change of state."""

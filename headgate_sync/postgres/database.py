@@ -37,6 +37,16 @@ _OWN_SETTINGS = (
     b"; SET LOCAL idle_in_transaction_session_timeout = 0"
     b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
 )
+# Whoever looks waits for nobody, is stopped before it costs much, and reads by index
+# whatever the planner believes of tables that were never analysed.
+_LOOK = (
+    b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = 1000"
+    b"; SET LOCAL idle_in_transaction_session_timeout = 0"
+    b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
+    b"; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
+    b"; SET LOCAL jit = off; SET LOCAL statement_timeout = %d"
+)
+LOOK_TIMEOUT_MS = 5_000
 _IS_PLAIN = b"""
 SELECT pg_catalog.current_setting('default_transaction_isolation') = 'read committed'
   AND pg_catalog.current_setting('default_transaction_read_only') = 'off'
@@ -53,6 +63,11 @@ _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"25006", "25P03", "25P04", "57014"})
 _OUTAGE_CLASSES = ("08", "53", "57P0", "58")
 UNIQUE_VIOLATION = "23505"
+QUERY_CANCELED = "57014"
+
+
+class LookedTooLong(StoreUnavailable):
+    """A statement that only reads was stopped at its time limit."""
 
 
 def translate(error: BaseException) -> StoreError:
@@ -209,6 +224,35 @@ class Database:
 
         return self._retried(once)
 
+    def look(self, name: str, /, **params: Any) -> list[Row]:
+        """Run one statement file that only reads, as `looking` says.
+
+        Raises:
+            LookedTooLong: it was stopped.
+        """
+        return self.looking(lambda session: session.rows(name, **params))
+
+    def looking(self, work: Callable[[Session], T]) -> T:
+        """Run `work` on one state of the database, each statement for 5 s at most.
+
+        Raises:
+            LookedTooLong: a statement was stopped.
+        """
+
+        def once() -> T:
+            try:
+                with (
+                    self.checkout() as session,
+                    self._own(session, _LOOK % LOOK_TIMEOUT_MS),
+                ):
+                    return work(session)
+            except StoreUnavailable as error:
+                if getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED:
+                    raise LookedTooLong(str(error)) from error
+                raise
+
+        return self._retried(once)
+
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """A READ COMMITTED, read-write transaction; commits unless the block raises."""
@@ -247,11 +291,11 @@ class Database:
         return once()
 
     @contextmanager
-    def _own(self, session: Session) -> Iterator[None]:
+    def _own(self, session: Session, begin: bytes | None = None) -> Iterator[None]:
         """A transaction of the store's own around the block."""
         pgconn = session.connection.pgconn
         try:
-            self._begin(session)
+            self._begin(session, begin)
             yield
             if pgconn.transaction_status != TransactionStatus.INTRANS:
                 # COMMIT would answer a failed transaction with a silent ROLLBACK.
@@ -261,9 +305,11 @@ class Database:
             _roll_back(session)
             raise
 
-    def _begin(self, session: Session) -> None:
-        plain = self._is_plain(session)
-        session.command(_BEGIN if plain else _BEGIN + _OWN_SETTINGS)
+    def _begin(self, session: Session, begin: bytes | None = None) -> None:
+        if begin is None:
+            plain = self._is_plain(session)
+            begin = _BEGIN if plain else _BEGIN + _OWN_SETTINGS
+        session.command(begin)
         self._verified(session)
 
     def _is_plain(self, session: Session) -> bool:

@@ -5,41 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import asdict
+
+from headgate_sync.backlog import SAMPLE_ORDER
 from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_payload
 from headgate_sync.errors import (
     BackendError,
     DuplicateJob,
+    InvalidRequest,
     NotFound,
     StoreConflict,
 )
 from headgate_sync.inspection import (
     MAX_JOBS,
     MAX_PAGE,
-    MAX_SAMPLE,
+    JobPage,
     JobSummary,
     QuarantineEntry,
-    StateCounts,
+    clamped,
+    read_quarantine_cursor,
 )
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import Event, State, refused, sources_of
 from headgate_sync.postgres.database import (
     CONFLICT_TRIES,
     UNIQUE_VIOLATION,
+    LookedTooLong,
     Row,
+    Session,
 )
-from headgate_sync.postgres.policies import PgPolicies
+from headgate_sync.postgres.operations import PgOperations
 from headgate_sync.postgres.rows import job_summary, read_checkpoint
+from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import check_count, check_limit, check_name
 
+UNSELECTIVE = "filter is not selective enough; add queue or state"
 
-class PgInspect(PgPolicies):
+
+class PgInspect(PgOperations):
     """`Inspect` on the job rows."""
 
     def get_job(
         self, job_id: str, *, include_payload: bool = False
     ) -> JobSummary | None:
         """One job with its whole history, or None."""
-        rows = self._db.rows("get_job", job_id=job_id, include_payload=include_payload)
+        rows = self._db.look("get_job", job_id=job_id, include_payload=include_payload)
         return job_summary(rows[0]) if rows else None
 
     def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:
@@ -47,25 +57,49 @@ class PgInspect(PgPolicies):
         check_count("ids", len(ids), MAX_JOBS)
         if not ids:
             return []
-        rows = self._db.rows("get_jobs", job_ids=list(ids))
+        rows = self._db.look("get_jobs", job_ids=list(ids))
         return [job_summary(row) for row in rows]
 
-    def counts(self, queue: str | None = None) -> StateCounts:
-        """Jobs by state, from a sample of at most 50,000 rows."""
-        rows = self._db.rows("counts", queue=queue, max_sample=MAX_SAMPLE)
-        counts: dict[str, int] = dict(rows)
-        return StateCounts(
-            counts=counts, approximate=sum(counts.values()) >= MAX_SAMPLE
+    def list_jobs(
+        self,
+        filter: JobFilter | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """The newest jobs that a filter asks for."""
+        wanted, most = filter or JobFilter(), clamped(limit)
+        params = asdict(wanted) | {
+            "tags_all": list(wanted.tags_all),
+            "tags_any": list(wanted.tags_any),
+            "path": _path(wanted),
+            "before": read_cursor(cursor, MAX_INT64),
+            "max_jobs": most,
+            "states": [wanted.state] if wanted.state else list(SAMPLE_ORDER),
+            "plain": wanted == JobFilter(state=wanted.state),
+        }
+
+        def read(session: Session) -> tuple[list[Row], list[Row]]:
+            page = session.rows("list_jobs", **params)
+            ids = [job_id for _, job_id in page]
+            return page, session.rows("get_jobs", job_ids=ids) if ids else []
+
+        try:
+            page, rows = self._db.looking(read)
+        except LookedTooLong as error:
+            raise InvalidRequest(UNSELECTIVE) from error
+        return JobPage(
+            jobs=tuple(job_summary(row) for row in rows),
+            next_cursor=str(page[-1][0]) if len(page) == most else None,
         )
 
     def unfinished(self, queue: str) -> int:
         """Jobs of the queue that are in no terminal state, from the counters."""
-        return int(self._db.rows("unfinished", queue=queue)[0][0])
+        return int(self._db.look("unfinished", queue=queue)[0][0])
 
     def distinct_kinds(self, limit: int) -> list[str]:
         """Kinds among `limit` waiting jobs, sorted."""
         check_limit(limit)
-        return [kind for (kind,) in self._db.rows("distinct_kinds", max_sample=limit)]
+        return [kind for (kind,) in self._db.look("distinct_kinds", max_sample=limit)]
 
     def store_now_ms(self) -> int:
         """The store's clock."""
@@ -73,7 +107,7 @@ class PgInspect(PgPolicies):
 
     def read_checkpoint(self, job_id: str) -> Checkpoint | None:
         """The newest checkpoint; None without the job."""
-        rows = self._db.rows("read_checkpoint", job_id=job_id)
+        rows = self._db.look("read_checkpoint", job_id=job_id)
         return read_checkpoint(*rows[0]) if rows else None
 
     def promote_job(self, job_id: str) -> None:
@@ -131,7 +165,10 @@ class PgInspect(PgPolicies):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
-        rows = self._db.rows("quarantine_list", cursor=cursor, max_entries=limit)
+        before_ms, after = read_quarantine_cursor(cursor)
+        rows = self._db.look(
+            "quarantine_list", before_ms=before_ms, after=after, max_entries=limit
+        )
         return [
             QuarantineEntry(
                 fingerprint=fingerprint,
@@ -198,3 +235,18 @@ class PgInspect(PgPolicies):
         if found not in sources_of(event):
             raise refused(event, found)
         return rows[0]
+
+
+def _path(wanted: JobFilter) -> str:
+    """Which index a list walks: the one that leaves the fewest rows to look at."""
+    if wanted.id is not None:
+        return "id"
+    if wanted.tags_all:
+        return "tags_all"
+    if wanted.tags_any:
+        return "tags_any"
+    if wanted.queue is not None:
+        return "queue"
+    if wanted.state is None:
+        return "seq"
+    return "running" if wanted.state == State.RUNNING else "state"

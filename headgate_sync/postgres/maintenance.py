@@ -7,6 +7,8 @@ from headgate_sync.postgres.database import Database
 from headgate_sync.validation import check_limit
 
 COUNTER_RETENTION_MS = 31 * 86_400_000
+# By partition they only tell what is noisy now, and there may be many.
+PARTITION_RETENTION_MS = 7_200_000
 # Keys made per user would pile up; one that comes back later starts as a new one.
 IDLE_RETENTION_MS = 86_400_000
 SLEEPER_RETENTION_MS = 600_000
@@ -30,7 +32,10 @@ class PgMaintenance:
             [(queue, taken)] = self._db.rows("gate_fold", after=queue, max_rows=limit)
             folded += taken
         [(tallies,)] = self._db.rows(
-            "tally_fold", max_rows=limit, keep_ms=COUNTER_RETENTION_MS
+            "tally_fold",
+            max_rows=limit,
+            keep_ms=COUNTER_RETENTION_MS,
+            keep_partitions_ms=PARTITION_RETENTION_MS,
         )
         return int(folded) + int(tallies)
 

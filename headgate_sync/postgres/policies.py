@@ -30,27 +30,30 @@ class PgPolicies:
 
     def rate_classes(self) -> list[RateClassState]:
         """All rate classes, by name."""
-        rows = self._db.rows("rate_classes")
+        rows = self._db.look("rate_classes", max_waiting=MAX_WAITING)
         return [
             RateClassState(
                 name=name,
                 paused=paused,
                 paused_until_ms=paused_until_ms,
                 pause_reason=reason,
+                jobs_waiting=waiting,
                 budgets=tuple(
                     BudgetState(
-                        slot=row[4],
-                        limit=row[5],
-                        window_ms=row[6],
-                        burst=row[7],
-                        tokens_available=row[8] // row[6],
+                        slot=slot,
+                        limit=limit,
+                        window_ms=window_ms,
+                        burst=burst,
+                        tokens_available=units // window_ms,
                     )
-                    for row in group
-                    if row[4] is not None
+                    for slot, limit, window_ms, burst, units in (
+                        row[5:] for row in group
+                    )
+                    if slot is not None
                 ),
             )
-            for (name, paused, paused_until_ms, reason), group in groupby(
-                rows, key=itemgetter(0, 1, 2, 3)
+            for (name, paused, paused_until_ms, reason, waiting), group in groupby(
+                rows, key=itemgetter(0, 1, 2, 3, 4)
             )
         ]
 
@@ -98,7 +101,7 @@ class PgPolicies:
                 on_saturated=on_saturated,
             )
             for name, scope, queue, rate_class, max_concurrent, on_saturated in (
-                self._db.rows("concurrency_limits")
+                self._db.look("concurrency_limits")
             )
         ]
 

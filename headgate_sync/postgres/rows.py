@@ -99,7 +99,7 @@ def job_summary(row: Row) -> JobSummary:
         enqueued_at_ms, scheduled_at_ms, claimed_at_ms, finalized_at_ms, timeout_ms,
         deadline_ms, retention_ms, periodic_schedule_id, periodic_tick_ms, payload,
         headers, errors, tags, fence, lease_expires_at_ms, claimed_by, reason_code,
-        error_code, latency_ms,
+        error_code, latency_ms, replay_of,
     ) = row  # fmt: skip
     return JobSummary(
         id=job_id,
@@ -135,6 +135,7 @@ def job_summary(row: Row) -> JobSummary:
         reason_code=reason_code,
         error_code=error_code,
         latency_ms=latency_ms,
+        replay_of=replay_of,
     )
 
 

@@ -206,8 +206,18 @@ def test_the_list_shows_the_newest_first_and_goes_on_from_a_cursor(make_store, c
     steered = steer(store)
     assert [e.fingerprint for e in steered.quarantine_list()] == ["three", "two", "one"]
     assert [e.fingerprint for e in steered.quarantine_list(2)] == ["three", "two"]
-    assert [e.fingerprint for e in steered.quarantine_list(2, "two")] == ["one"]
-    assert steered.quarantine_list(2, "one") == []
+    last = steered.quarantine_list(2)[-1].cursor
+    steered.quarantine_release("two")  # what was seen last may be gone by now
+    assert [e.fingerprint for e in steered.quarantine_list(2, last)] == ["one"]
+    assert steered.quarantine_list(2, steered.quarantine_list()[-1].cursor) == []
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "one", ":one", "-1:one", "١:one", "9" * 20 + ":x", "1:\0", 7]
+)
+def test_a_forged_cursor_of_the_list_is_refused(store, cursor):
+    with pytest.raises(InvalidRequest, match="cursor"):
+        steer(store).quarantine_list(2, cursor)
 
 
 @pytest.mark.parametrize("limit", [0, 201, True])

@@ -17,7 +17,10 @@ from psycopg_pool import ConnectionPool
 from headgate_sync.lifecycle import State
 from headgate_sync.postgres.acks import RetryOptions
 from headgate_sync.postgres.database import Database
-from headgate_sync.postgres.maintenance import COUNTER_RETENTION_MS
+from headgate_sync.postgres.maintenance import (
+    COUNTER_RETENTION_MS,
+    PARTITION_RETENTION_MS,
+)
 from headgate_sync.postgres.migrate import migrate_up
 from tests.backends import SCHEMA
 from tests.servers import new_database
@@ -85,8 +88,8 @@ CALLS = {
     "evict of 100": ("evict_retained", {"max_jobs": 100}, 400),
     "sweep of 100": ("quarantine_sweep", {"max_jobs": 100}, 800),
     "release": ("quarantine_release", {"fingerprint": "f7"}, 400),
-    "fold of 100": ("tally_fold", {"max_rows": 100, "keep_ms": COUNTER_RETENTION_MS},
-                    400),
+    "fold of 100": ("tally_fold", {"max_rows": 100, "keep_ms": COUNTER_RETENTION_MS,
+                    "keep_partitions_ms": PARTITION_RETENTION_MS}, 400),
     "duties": ("duty_tick", {"names": ["promoter", "quarantine", "reclaimer",
                "retention"], "holder": "w", "lease_ms": 1}, 20),
     "checkpoint": ("checkpoint", {**HELD, "checkpoint": "{}", "cursor_data": None,

@@ -7,7 +7,10 @@ import threading
 import pytest
 from psycopg import sql
 
-from headgate_sync.postgres.maintenance import COUNTER_RETENTION_MS
+from headgate_sync.postgres.maintenance import (
+    COUNTER_RETENTION_MS,
+    PARTITION_RETENTION_MS,
+)
 from tests.backends import SCHEMA
 from tests.builders import enqueue, steer
 
@@ -59,8 +62,22 @@ def test_folds_at_one_moment_count_nothing_twice(store, admin):
 def test_counters_of_minutes_are_dropped_when_they_are_old(postgres, store):
     enqueue(store, "a")
     store.maintenance.gate_fold(100)
+    [first] = steer(store).history("q", 0)
+    postgres.clock.freeze_at(first.at_ms + COUNTER_RETENTION_MS)
+    enqueue(store, "b")
+    store.maintenance.gate_fold(100)
+    assert len(steer(store).history("q", 0)) == 2
+    postgres.clock.advance_ms(60_000)
+    enqueue(store, "c")
+    store.maintenance.gate_fold(100)
+    assert min(b.at_ms for b in steer(store).history("q", 0)) > first.at_ms
+
+
+def test_counters_of_partitions_are_kept_while_they_tell_what_is_noisy(postgres, store):
+    enqueue(store, "a")
+    store.maintenance.gate_fold(100)
     minute = min(at for _, _, at in postgres.snapshot().minutes)
-    postgres.clock.freeze_at(minute + COUNTER_RETENTION_MS)
+    postgres.clock.freeze_at(minute + PARTITION_RETENTION_MS)
     enqueue(store, "b")
     store.maintenance.gate_fold(100)
     assert len(postgres.snapshot().minutes) == 2

@@ -1,5 +1,6 @@
 -- Destructive: drops every job with all that belongs to it.
 DROP TABLE {schema}.headgate_minute_counter;
+DROP TABLE {schema}.headgate_queue_minute;
 DROP TABLE {schema}.headgate_unfinished;
 DROP TABLE {schema}.headgate_tally;
 DROP TABLE {schema}.headgate_enqueue_policy;

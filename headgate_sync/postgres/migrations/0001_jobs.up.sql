@@ -164,7 +164,7 @@ CREATE TABLE {schema}.headgate_enqueue_policy (
 );
 
 -- Appended by every statement that changes how many jobs of a queue are unfinished, or that completes one;
--- one row per (statement, queue, partition). Folded into the two tables below by a sweep.
+-- one row per (statement, queue, partition). Folded into the three tables below by a sweep.
 CREATE TABLE {schema}.headgate_tally (
   queue text COLLATE "C" NOT NULL,
   entry bigint GENERATED ALWAYS AS IDENTITY,
@@ -173,6 +173,11 @@ CREATE TABLE {schema}.headgate_tally (
   unfinished integer NOT NULL,
   arrived integer NOT NULL,
   completed integer NOT NULL,
+  failed integer NOT NULL DEFAULT 0,
+  retried integer NOT NULL DEFAULT 0,
+  rejected integer NOT NULL DEFAULT 0,
+  latency_ms_sum bigint NOT NULL DEFAULT 0,
+  latency_count integer NOT NULL DEFAULT 0,
   PRIMARY KEY (queue, entry)
 ) WITH (
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
@@ -183,11 +188,26 @@ CREATE TABLE {schema}.headgate_unfinished (
   jobs bigint NOT NULL
 ) WITH (fillfactor = 50);
 
+-- What happened to a queue in a minute; kept for long, since it has one row per minute whatever the partitions.
+CREATE TABLE {schema}.headgate_queue_minute (
+  queue text COLLATE "C" NOT NULL,
+  minute_at_ms bigint NOT NULL,
+  arrived bigint NOT NULL,
+  completed bigint NOT NULL,
+  failed bigint NOT NULL,
+  retried bigint NOT NULL,
+  rejected bigint NOT NULL,
+  latency_ms_sum bigint NOT NULL,
+  latency_count bigint NOT NULL,
+  PRIMARY KEY (queue, minute_at_ms)
+) WITH (fillfactor = 70);
+
+-- The same by partition, only to tell noisy partitions from quiet ones; kept for as long as that takes.
 CREATE TABLE {schema}.headgate_minute_counter (
   queue text COLLATE "C" NOT NULL,
   partition_key text COLLATE "C" NOT NULL,
   minute_at_ms bigint NOT NULL,
   arrived bigint NOT NULL,
   completed bigint NOT NULL,
-  PRIMARY KEY (queue, partition_key, minute_at_ms)
+  PRIMARY KEY (queue, minute_at_ms, partition_key)
 ) WITH (fillfactor = 70);

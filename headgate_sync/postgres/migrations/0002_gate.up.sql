@@ -608,8 +608,9 @@ ended AS (
   RETURNING job.queue, job.partition_key
 ),
 tallied AS (
-  INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
-  SELECT ended.queue, ended.partition_key, p_now_ms - mod(p_now_ms, 60000), -count(*), 0, 0
+  INSERT INTO {schema}.headgate_tally
+    (queue, partition_key, minute_at_ms, unfinished, arrived, completed, rejected)
+  SELECT ended.queue, ended.partition_key, p_now_ms - mod(p_now_ms, 60000), -count(*), 0, 0, count(*)
   FROM ended
   GROUP BY ended.queue, ended.partition_key
 )

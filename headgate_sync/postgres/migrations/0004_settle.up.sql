@@ -229,11 +229,16 @@ BEGIN
     GROUP BY held.queue, held.partition_key, held.rate_class, held.sticky_worker, held.lane_key
   ),
   tallied AS (
-    INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
-    SELECT held.queue, held.partition_key, v_now - mod(v_now, 60000), -count(*), 0,
-      count(*) FILTER (WHERE held.outcome = 'success')
+    INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed,
+      failed, retried, latency_ms_sum, latency_count)
+    SELECT held.queue, held.partition_key, v_now - mod(v_now, 60000),
+      -count(*) FILTER (WHERE held.target <> 'retryable'), 0,
+      count(*) FILTER (WHERE held.outcome = 'success'),
+      count(*) FILTER (WHERE held.target IN ('archived', 'undecodable')),
+      count(*) FILTER (WHERE held.target = 'retryable'),
+      coalesce(sum(held.latency_ms), 0), count(held.latency_ms)
     FROM held
-    WHERE held.target IN ('completed', 'archived', 'undecodable', 'deleted')
+    WHERE held.target IN ('completed', 'archived', 'undecodable', 'deleted', 'retryable')
     GROUP BY held.queue, held.partition_key
   )
   SELECT array_agg(held.place) INTO v_held FROM held;

@@ -1,5 +1,5 @@
 -- Destructive only for callers: without these functions no job is promoted, reclaimed or evicted.
-DROP FUNCTION {schema}.headgate_fold_tally(integer, bigint);
+DROP FUNCTION {schema}.headgate_fold_tally(integer, bigint, bigint);
 DROP FUNCTION {schema}.headgate_release_quarantine(text);
 DROP FUNCTION {schema}.headgate_sweep_quarantine(integer);
 DROP FUNCTION {schema}.headgate_evict(integer);

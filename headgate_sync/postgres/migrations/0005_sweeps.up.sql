@@ -306,12 +306,13 @@ BEGIN
   RETURN cardinality(v_free);
 END $$;
 
--- Fold appended counts into the counters, oldest first, and drop counters of long ago that share a key with them.
+-- Fold appended counts into the counters, oldest first, and drop counters of long ago of the queues met.
 --
--- Arguments: rows per queue at most; how long a counter of a minute is kept.
+-- Arguments: rows per queue at most; how long a counter of a queue's minute is kept, and one of a partition's minute.
 -- Rows:      one: how many rows were folded.
 -- Locks:     tally rows, skipping what is locked, then counters by their keys.
-CREATE FUNCTION {schema}.headgate_fold_tally(p_limit integer, p_keep_ms bigint) RETURNS integer
+CREATE FUNCTION {schema}.headgate_fold_tally(p_limit integer, p_keep_ms bigint, p_keep_partitions_ms bigint)
+  RETURNS integer
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -348,31 +349,60 @@ BEGIN
   WITH gone AS (
     DELETE FROM {schema}.headgate_tally AS tally
     WHERE tally.ctid = ANY (v_tids)
-    RETURNING tally.queue, tally.partition_key, tally.minute_at_ms, tally.unfinished, tally.arrived, tally.completed
+    RETURNING tally.*
   ),
   depths AS (
     INSERT INTO {schema}.headgate_unfinished AS depth (queue, jobs)
     SELECT gone.queue, sum(gone.unfinished)
     FROM gone
     GROUP BY gone.queue
-    HAVING sum(gone.unfinished) <> 0
     ORDER BY gone.queue
-    ON CONFLICT (queue) DO UPDATE SET jobs = depth.jobs + excluded.jobs
+    ON CONFLICT (queue) DO UPDATE SET jobs = depth.jobs + excluded.jobs WHERE excluded.jobs <> 0
   ),
   outdated AS (
-    DELETE FROM {schema}.headgate_minute_counter AS counter
+    DELETE FROM {schema}.headgate_queue_minute AS counter
     WHERE counter.ctid = ANY (ARRAY (
       SELECT old.tid
-      FROM (SELECT DISTINCT gone.queue, gone.partition_key FROM gone) AS touched
+      FROM (SELECT DISTINCT gone.queue FROM gone) AS touched
       CROSS JOIN LATERAL (
         SELECT found.ctid AS tid
-        FROM {schema}.headgate_minute_counter AS found
-        WHERE found.queue = touched.queue AND found.partition_key = touched.partition_key
-          AND found.minute_at_ms < v_now - p_keep_ms
+        FROM {schema}.headgate_queue_minute AS found
+        WHERE found.queue = touched.queue AND found.minute_at_ms < v_now - p_keep_ms
         ORDER BY found.minute_at_ms
         LIMIT p_limit
         FOR UPDATE SKIP LOCKED
       ) AS old))
+  ),
+  outdated_partitions AS (
+    DELETE FROM {schema}.headgate_minute_counter AS counter
+    WHERE counter.ctid = ANY (ARRAY (
+      SELECT old.tid
+      FROM (SELECT DISTINCT gone.queue FROM gone) AS touched
+      CROSS JOIN LATERAL (
+        SELECT found.ctid AS tid
+        FROM {schema}.headgate_minute_counter AS found
+        WHERE found.queue = touched.queue AND found.minute_at_ms < v_now - p_keep_partitions_ms
+        ORDER BY found.minute_at_ms, found.partition_key
+        LIMIT p_limit
+        FOR UPDATE SKIP LOCKED
+      ) AS old))
+  ),
+  minutes AS (
+    INSERT INTO {schema}.headgate_queue_minute AS counter
+      (queue, minute_at_ms, arrived, completed, failed, retried, rejected, latency_ms_sum, latency_count)
+    SELECT gone.queue, gone.minute_at_ms, sum(gone.arrived), sum(gone.completed), sum(gone.failed), sum(gone.retried),
+      sum(gone.rejected), sum(gone.latency_ms_sum), sum(gone.latency_count)
+    FROM gone
+    WHERE gone.arrived <> 0 OR gone.completed <> 0 OR gone.failed <> 0 OR gone.retried <> 0 OR gone.rejected <> 0
+      OR gone.latency_count <> 0
+    GROUP BY gone.queue, gone.minute_at_ms
+    ORDER BY gone.queue, gone.minute_at_ms
+    ON CONFLICT (queue, minute_at_ms) DO UPDATE
+    SET arrived = counter.arrived + excluded.arrived, completed = counter.completed + excluded.completed,
+      failed = counter.failed + excluded.failed, retried = counter.retried + excluded.retried,
+      rejected = counter.rejected + excluded.rejected,
+      latency_ms_sum = counter.latency_ms_sum + excluded.latency_ms_sum,
+      latency_count = counter.latency_count + excluded.latency_count
   )
   INSERT INTO {schema}.headgate_minute_counter AS counter
     (queue, partition_key, minute_at_ms, arrived, completed)
@@ -380,8 +410,8 @@ BEGIN
   FROM gone
   WHERE gone.arrived <> 0 OR gone.completed <> 0
   GROUP BY gone.queue, gone.partition_key, gone.minute_at_ms
-  ORDER BY gone.queue, gone.partition_key, gone.minute_at_ms
-  ON CONFLICT (queue, partition_key, minute_at_ms)
+  ORDER BY gone.queue, gone.minute_at_ms, gone.partition_key
+  ON CONFLICT (queue, minute_at_ms, partition_key)
     DO UPDATE SET arrived = counter.arrived + excluded.arrived, completed = counter.completed + excluded.completed;
   RETURN cardinality(v_tids);
 END $$;

@@ -158,7 +158,7 @@ BEGIN
     FROM (
       SELECT
       FROM {schema}.headgate_job AS job
-      WHERE job.state = 'available' AND job.rate_class = p_name
+      WHERE job.state = 'available' AND job.rate_class = p_name AND job.rate_class <> ''
       LIMIT p_count_max
     ) AS waiting);
 END $$;

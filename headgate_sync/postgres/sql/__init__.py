@@ -24,6 +24,14 @@ MAX_SCHEMA_BYTES = 63
 # statement is planned at each call: a kept plan may date from when the table was small.
 PREPARED = frozenset({"ack", "admit", "enqueue", "enqueue_one", "renew"})
 
+# Whether the row `job` is what the filter of a list asks for; the arguments are those
+# of the function in their order.
+_MATCHES = (
+    "{schema}.headgate_job_matches(job, %(queue)s::text, %(state)s::text,"
+    " %(kind)s::text, %(kind_prefix)s::text, %(partition_key)s::text,"
+    " %(fingerprint)s::text, %(rate_class)s::text, %(priority)s::integer)"
+)
+
 
 def statement_names() -> list[str]:
     """The names of all statement files, sorted."""
@@ -95,7 +103,10 @@ class Statements(Mapping[str, bytes]):
         text = self._composed.get(name)
         if text is None:
             source = sql.SQL(statement_source(name))
-            composed = source.format(schema=self._schema, **fragments())
+            matches = sql.SQL(_MATCHES).format(schema=self._schema)
+            composed = source.format(
+                schema=self._schema, matches=matches, **fragments()
+            )
             text = self._composed[name] = composed.as_bytes(None)
         return text
 

@@ -1,12 +1,8 @@
--- Count jobs by state in a bounded sample.
--- Arguments: queue text, null for all; max_sample integer.
--- Rows:      state and number.
+-- Count jobs by state in a sample for each of some queues.
+-- Arguments: queues text[], one null for all queues together; states text[] in the order of the sample; max_sample
+--            bigint for each.
+-- Rows:      place of the queue from 1, state and number; none for a state without a job.
 -- Locks:     none.
-SELECT sample.state, count(*)
-FROM (
-  SELECT job.state
-  FROM {schema}.headgate_job AS job
-  WHERE %(queue)s::text IS NULL OR job.queue = %(queue)s::text
-  LIMIT %(max_sample)s::integer
-) AS sample
-GROUP BY sample.state
+SELECT wanted.place, counted.state, counted.jobs
+FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS wanted (queue, place)
+CROSS JOIN LATERAL {schema}.headgate_counts(wanted.queue, %(states)s::text[], %(max_sample)s::bigint) AS counted

@@ -10,6 +10,6 @@ SELECT job.id, job.kind, job.queue, job.state, job.schema_version, job.priority,
   CASE WHEN %(include_payload)s THEN job.headers::text END,
   job.errors::text,
   ARRAY (SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag),
-  job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms
+  job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms, job.replay_of
 FROM {schema}.headgate_job AS job
 WHERE job.id = %(job_id)s::text

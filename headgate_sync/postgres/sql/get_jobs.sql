@@ -8,7 +8,7 @@ SELECT job.id, job.kind, job.queue, job.state, job.schema_version, job.priority,
   job.retention_ms, job.periodic_schedule_id, job.periodic_tick_ms, NULL::bytea, NULL::text,
   CASE WHEN jsonb_array_length(job.errors) > 0 THEN jsonb_build_array(job.errors -> -1) ELSE job.errors END::text,
   ARRAY (SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag),
-  job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms
+  job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms, job.replay_of
 FROM unnest(%(job_ids)b::text[]) WITH ORDINALITY AS wanted (id, place)
 CROSS JOIN LATERAL (
   SELECT found.*

@@ -1,12 +1,20 @@
 -- List registered fingerprints, newest first.
--- Arguments: cursor text, the last one seen or null; max_entries integer.
+-- Arguments: before_ms bigint and after text, the instant and the fingerprint of the last one seen; max_entries integer.
 -- Rows:      fingerprint, kind, crash_count, quarantined_at_ms, reason.
 -- Locks:     none.
 SELECT entry.fingerprint, entry.kind, entry.crash_count, entry.quarantined_at_ms, entry.reason
-FROM {schema}.headgate_quarantine AS entry
-LEFT JOIN {schema}.headgate_quarantine AS seen ON seen.fingerprint = %(cursor)s::text
-WHERE %(cursor)s::text IS NULL
-  OR entry.quarantined_at_ms < seen.quarantined_at_ms
-  OR (entry.quarantined_at_ms = seen.quarantined_at_ms AND entry.fingerprint > seen.fingerprint)
+FROM (
+  (SELECT same.*
+  FROM {schema}.headgate_quarantine AS same
+  WHERE same.quarantined_at_ms = %(before_ms)s::bigint AND same.fingerprint > %(after)s::text
+  ORDER BY same.fingerprint
+  LIMIT %(max_entries)s::integer)
+  UNION ALL
+  (SELECT older.*
+  FROM {schema}.headgate_quarantine AS older
+  WHERE older.quarantined_at_ms < %(before_ms)s::bigint
+  ORDER BY older.quarantined_at_ms DESC, older.fingerprint
+  LIMIT %(max_entries)s::integer)
+) AS entry
 ORDER BY entry.quarantined_at_ms DESC, entry.fingerprint
 LIMIT %(max_entries)s::integer

@@ -1,5 +1,6 @@
--- Fold appended counts into the counters of queues and minutes.
--- Arguments: max_rows integer, per queue; keep_ms bigint, how long the counter of a minute is kept.
--- Rows:      one: how many rows were folded.
--- Locks:     tally rows, skipping what is locked, then counters by key; see headgate_fold_tally in 0005_sweeps.
-SELECT {schema}.headgate_fold_tally(%(max_rows)s::integer, %(keep_ms)s::bigint)
+-- Fold what writers appended to the tallies.
+-- Arguments: max_rows integer per queue; keep_ms, keep_partitions_ms bigint.
+-- Rows:      one: how many.
+-- Locks:     as the function says.
+SELECT {schema}.headgate_fold_tally(
+  %(max_rows)s::integer, %(keep_ms)s::bigint, %(keep_partitions_ms)s::bigint)

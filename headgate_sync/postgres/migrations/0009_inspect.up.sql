@@ -1,0 +1,483 @@
+-- Looking at many jobs without reading them all, and operations over many jobs in small steps.
+
+ALTER TABLE {schema}.headgate_job ADD COLUMN replay_of text COLLATE "C" NOT NULL DEFAULT '';
+
+-- For lists and counts. Running jobs, which are few, have an index of their own, so that a claim adds nothing here.
+CREATE INDEX headgate_job_listing ON {schema}.headgate_job (state, queue, seq) WHERE state <> 'running';
+-- For the age of a backlog.
+CREATE INDEX headgate_job_oldest ON {schema}.headgate_job (queue, scheduled_at_ms, seq) WHERE state = 'available';
+
+-- For the jobs that wait for a class; jobs without one are not in it.
+CREATE INDEX headgate_job_class ON {schema}.headgate_job (rate_class) WHERE state = 'available' AND rate_class <> '';
+
+-- last_seq: no later row is touched, so that an operation on a busy queue ends. place: the highest row number that was
+-- looked at in this pass over the rows. has_found: something was left to do in this pass, so that another one follows.
+-- empties: the queue that goes with its last job.
+CREATE TABLE {schema}.headgate_operation (
+  id text COLLATE "C" PRIMARY KEY,
+  entry bigint GENERATED ALWAYS AS IDENTITY,
+  action text COLLATE "C" NOT NULL CHECK (action IN ('retry', 'cancel', 'delete')),
+  status text COLLATE "C" NOT NULL CHECK (status IN ('pending', 'running', 'completed', 'failed')),
+  states text[] COLLATE "C" NOT NULL,
+  queue text COLLATE "C",
+  kind text COLLATE "C",
+  partition_key text COLLATE "C",
+  enqueued_until_ms bigint NOT NULL,
+  last_seq bigint NOT NULL,
+  empties boolean NOT NULL,
+  dry_run boolean NOT NULL,
+  place bigint NOT NULL DEFAULT 0,
+  has_found boolean NOT NULL DEFAULT false,
+  affected bigint NOT NULL DEFAULT 0,
+  total_estimated bigint NOT NULL,
+  error text COLLATE "C" NOT NULL DEFAULT '',
+  created_at_ms bigint NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX headgate_operation_open ON {schema}.headgate_operation (entry) WHERE status IN ('pending', 'running');
+
+CREATE TABLE {schema}.headgate_queue_memory (
+  queue text COLLATE "C" PRIMARY KEY,
+  bytes bigint NOT NULL,
+  sampled_jobs integer NOT NULL,
+  sampled_at_ms bigint NOT NULL
+) WITH (fillfactor = 70);
+
+-- Whether a job is what a filter asks for; null asks nothing. One expression, so that the planner puts it in line.
+CREATE FUNCTION {schema}.headgate_job_matches(
+  p_job {schema}.headgate_job, p_queue text, p_state text, p_kind text, p_kind_prefix text, p_partition_key text,
+  p_fingerprint text, p_rate_class text, p_priority integer)
+  RETURNS boolean
+  LANGUAGE sql IMMUTABLE
+  AS $$
+SELECT (p_queue IS NULL OR (p_job).queue = p_queue)
+  AND (p_state IS NULL OR (p_job).state = p_state)
+  AND (p_kind IS NULL OR (p_job).kind = p_kind)
+  AND (p_kind_prefix IS NULL OR pg_catalog.starts_with((p_job).kind, p_kind_prefix))
+  AND (p_partition_key IS NULL OR (p_job).partition_key = p_partition_key)
+  AND (p_fingerprint IS NULL OR (p_job).fingerprint = p_fingerprint)
+  AND (p_rate_class IS NULL OR (p_job).rate_class = p_rate_class)
+  AND (p_priority IS NULL OR (p_job).priority = p_priority)
+$$;
+
+-- Count the jobs of a state, of one queue or of all, up to a limit.
+CREATE FUNCTION {schema}.headgate_count_state(p_queue text, p_state text, p_limit bigint) RETURNS bigint
+  LANGUAGE plpgsql STABLE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+BEGIN
+  IF p_state = 'running' AND p_queue IS NULL THEN
+    RETURN (SELECT count(*) FROM (
+      SELECT FROM {schema}.headgate_job AS job WHERE job.state = 'running' LIMIT p_limit) AS sample);
+  ELSIF p_state = 'running' THEN
+    RETURN (SELECT count(*) FROM (
+      SELECT FROM {schema}.headgate_job AS job
+      WHERE job.state = 'running' AND job.queue = p_queue LIMIT p_limit) AS sample);
+  ELSIF p_queue IS NULL THEN
+    RETURN (SELECT count(*) FROM (
+      SELECT FROM {schema}.headgate_job AS job
+      WHERE job.state = p_state AND job.state <> 'running' LIMIT p_limit) AS sample);
+  END IF;
+  RETURN (SELECT count(*) FROM (
+    SELECT FROM {schema}.headgate_job AS job
+    WHERE job.state = p_state AND job.state <> 'running' AND job.queue = p_queue LIMIT p_limit) AS sample);
+END $$;
+
+-- Count jobs by state in a sample: each state has an equal share, and what the small ones leave goes to the others in
+-- turn. The figures of small states are exact however many jobs the others have.
+CREATE FUNCTION {schema}.headgate_counts(p_queue text, p_states text[], p_sample bigint)
+  RETURNS TABLE (state text, jobs bigint)
+  LANGUAGE plpgsql STABLE
+  SET search_path = pg_catalog, pg_temp
+  AS $$
+DECLARE
+  v_share bigint := p_sample / cardinality(p_states);
+  v_left bigint := p_sample;
+  v_jobs bigint[];
+BEGIN
+  FOR i IN 1..cardinality(p_states) LOOP
+    v_jobs[i] := {schema}.headgate_count_state(p_queue, p_states[i], v_share);
+    v_left := v_left - v_jobs[i];
+  END LOOP;
+  FOR i IN 1..cardinality(p_states) LOOP
+    IF v_jobs[i] = v_share AND v_left > 0 THEN
+      v_jobs[i] := {schema}.headgate_count_state(p_queue, p_states[i], v_share + v_left);
+      v_left := v_left - (v_jobs[i] - v_share);
+    END IF;
+  END LOOP;
+  RETURN QUERY
+  SELECT counted.state, counted.jobs
+  FROM unnest(p_states, v_jobs) AS counted (state, jobs)
+  WHERE counted.jobs > 0;
+END $$;
+
+-- Arrivals and completions by partition since an instant, by key; one partition more than asked for tells of others.
+CREATE FUNCTION {schema}.headgate_queue_traffic(p_queue text, p_since_ms bigint, p_partitions integer, p_rows integer)
+  RETURNS TABLE (partition_key text, arrived bigint, completed bigint)
+  LANGUAGE plpgsql STABLE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  SELECT part.partition_key, sum(part.arrived)::bigint, sum(part.completed)::bigint
+  FROM (
+    (SELECT counter.partition_key, counter.arrived, counter.completed
+    FROM {schema}.headgate_minute_counter AS counter
+    WHERE counter.queue = p_queue AND counter.minute_at_ms >= p_since_ms
+    ORDER BY counter.minute_at_ms, counter.partition_key
+    LIMIT p_rows)
+    UNION ALL
+    (SELECT tally.partition_key, tally.arrived, tally.completed
+    FROM {schema}.headgate_tally AS tally
+    WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms AND (tally.arrived <> 0 OR tally.completed <> 0)
+    ORDER BY tally.entry DESC
+    LIMIT p_rows)
+  ) AS part
+  GROUP BY part.partition_key
+  ORDER BY part.partition_key
+  LIMIT p_partitions + 1;
+END $$;
+
+-- The noisy partitions of a queue, whose arrivals are more than twice the mean of the others, and the backlog without
+-- them.
+--
+-- Arguments: queue; start of the window; how many partitions, and how many jobs, are looked at.
+-- Rows:      one: noisy keys; their arrivals and completions; whether there were more partitions; unfinished jobs of the
+--            others; since when the oldest of them may run; whether the sample was used up. The last three are null
+--            without a noisy partition: the queue's own figures hold then.
+CREATE FUNCTION {schema}.headgate_quiet_groups(p_queue text, p_since_ms bigint, p_partitions integer, p_sample integer)
+  RETURNS TABLE (
+    noisy text[], arrived bigint, completed bigint, has_more boolean, backlog bigint, oldest_at_ms bigint, is_cut boolean)
+  LANGUAGE plpgsql STABLE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+#variable_conflict use_column
+DECLARE
+  v_seen bigint;
+BEGIN
+  WITH traffic AS MATERIALIZED (
+    SELECT seen.partition_key, seen.arrived, seen.completed,
+      row_number() OVER (ORDER BY seen.partition_key) AS place
+    FROM {schema}.headgate_queue_traffic(p_queue, p_since_ms, p_partitions, 50 * p_partitions) AS seen
+  ),
+  whole AS (
+    SELECT count(*) AS partitions, coalesce(sum(traffic.arrived), 0) AS arrived
+    FROM traffic
+    WHERE traffic.place <= p_partitions
+  ),
+  loud AS (
+    SELECT traffic.*
+    FROM traffic
+    CROSS JOIN whole
+    WHERE traffic.place <= p_partitions AND whole.partitions >= 2 AND traffic.arrived >= 2
+      AND traffic.arrived * (whole.partitions - 1) > 2 * (whole.arrived - traffic.arrived)
+  )
+  SELECT coalesce(array_agg(loud.partition_key), ARRAY[]::text[]), coalesce(sum(loud.arrived), 0)::bigint,
+    coalesce(sum(loud.completed), 0)::bigint, (SELECT max(traffic.place) > p_partitions FROM traffic)
+  INTO noisy, arrived, completed, has_more
+  FROM loud;
+  has_more := coalesce(has_more, false);
+  IF cardinality(noisy) > 0 THEN
+    SELECT count(*), count(*) FILTER (WHERE sample.partition_key <> ALL (noisy))
+    INTO v_seen, backlog
+    FROM (
+      SELECT job.partition_key FROM {schema}.headgate_job AS job
+      WHERE job.state = 'running' AND job.queue = p_queue
+      UNION ALL
+      SELECT job.partition_key FROM {schema}.headgate_job AS job
+      WHERE job.state = 'available' AND job.queue = p_queue
+      UNION ALL
+      SELECT job.partition_key FROM {schema}.headgate_job AS job
+      WHERE job.state = 'retryable' AND job.queue = p_queue
+      UNION ALL
+      SELECT job.partition_key FROM {schema}.headgate_job AS job
+      WHERE job.state = 'scheduled' AND job.queue = p_queue
+      UNION ALL
+      SELECT job.partition_key FROM {schema}.headgate_job AS job
+      WHERE job.state = 'pending' AND job.queue = p_queue
+      LIMIT p_sample
+    ) AS sample;
+    SELECT first.scheduled_at_ms INTO oldest_at_ms
+    FROM (
+      SELECT job.scheduled_at_ms, job.partition_key
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = 'available' AND job.queue = p_queue
+      ORDER BY job.scheduled_at_ms, job.seq
+      LIMIT p_sample
+    ) AS first
+    WHERE first.partition_key <> ALL (noisy)
+    ORDER BY first.scheduled_at_ms
+    LIMIT 1;
+    is_cut := v_seen >= p_sample;
+  END IF;
+  RETURN NEXT;
+END $$;
+
+-- Remove what is kept of a queue beside its jobs, unless it has jobs.
+--
+-- Returns: whether it was removed.
+-- Locks:   the queue, which keeps admissions out, and the table of depths, which keeps folds out: jobs and counts are
+--          then judged in one snapshot, so that no count of a job that comes at this moment is lost.
+CREATE FUNCTION {schema}.headgate_forget_queue(p_queue text) RETURNS boolean
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  folded record;
+  v_gone boolean;
+BEGIN
+  PERFORM {schema}.headgate_lock_queues(ARRAY[p_queue]);
+  LOOP  -- exits of the last jobs are still owed to their classes
+    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[p_queue], 10000, true) AS fold;
+    PERFORM {schema}.headgate_apply_freed(
+      p_queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
+    EXIT WHEN folded.taken < 10000;
+  END LOOP;
+  LOCK TABLE {schema}.headgate_unfinished IN SHARE ROW EXCLUSIVE MODE;
+  WITH empty AS MATERIALIZED (
+    SELECT p_queue AS queue
+    WHERE NOT EXISTS (
+        SELECT FROM {schema}.headgate_job AS job WHERE job.state = 'running' AND job.queue = p_queue)
+      AND NOT EXISTS (
+        SELECT
+        FROM unnest(ARRAY['pending', 'scheduled', 'available', 'retryable', 'completed', 'archived', 'cancelled',
+          'quarantined', 'undecodable']) AS stored (state)
+        CROSS JOIN LATERAL (
+          SELECT job.seq
+          FROM {schema}.headgate_job AS job
+          WHERE job.state = stored.state AND job.state <> 'running' AND job.queue = p_queue
+          LIMIT 1
+        ) AS job)
+  ),
+  a AS (DELETE FROM {schema}.headgate_enqueue_policy AS old WHERE old.queue = (SELECT queue FROM empty)),
+  b AS (DELETE FROM {schema}.headgate_tally AS old WHERE old.queue = (SELECT queue FROM empty)),
+  c AS (DELETE FROM {schema}.headgate_unfinished AS old WHERE old.queue = (SELECT queue FROM empty)),
+  d AS (DELETE FROM {schema}.headgate_queue_minute AS old WHERE old.queue = (SELECT queue FROM empty)),
+  e AS (DELETE FROM {schema}.headgate_minute_counter AS old WHERE old.queue = (SELECT queue FROM empty)),
+  f AS (DELETE FROM {schema}.headgate_queue_memory AS old WHERE old.queue = (SELECT queue FROM empty)),
+  g AS (DELETE FROM {schema}.headgate_partition AS old WHERE old.queue = (SELECT queue FROM empty)),
+  h AS (DELETE FROM {schema}.headgate_lane AS old WHERE old.queue = (SELECT queue FROM empty)),
+  i AS (DELETE FROM {schema}.headgate_lane_group AS old WHERE old.queue = (SELECT queue FROM empty)),
+  j AS (DELETE FROM {schema}.headgate_queue AS old WHERE old.queue = (SELECT queue FROM empty))
+  SELECT EXISTS (SELECT FROM empty) INTO v_gone;
+  RETURN v_gone;
+END $$;
+
+-- Take locked jobs along the edge of an action.
+--
+-- Arguments: retry, cancel or delete; the rows, which the caller has locked and judged.
+CREATE FUNCTION {schema}.headgate_touch_jobs(p_action text, p_tids tid[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  v_now bigint := {schema}.headgate_now_ms();
+BEGIN
+  CASE p_action
+  WHEN 'retry' THEN
+    WITH revived AS (
+      UPDATE {schema}.headgate_job AS job
+      SET state = 'available', scheduled_at_ms = v_now, finalized_at_ms = NULL, reason_code = '', charge_weight = NULL
+      WHERE job.ctid = ANY (p_tids)
+      RETURNING job.queue, job.partition_key, job.rate_class, job.sticky_worker, job.lane_key
+    ),
+    listed AS (
+      INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key, n)
+      SELECT revived.queue, 'r', revived.partition_key, revived.rate_class, revived.sticky_worker, revived.lane_key,
+        count(*)
+      FROM revived
+      GROUP BY revived.queue, revived.partition_key, revived.rate_class, revived.sticky_worker, revived.lane_key
+    )
+    INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+    SELECT revived.queue, revived.partition_key, v_now - mod(v_now, 60000), count(*), 0, 0
+    FROM revived
+    GROUP BY revived.queue, revived.partition_key;
+  WHEN 'cancel' THEN
+    WITH held AS MATERIALIZED (
+      SELECT job.ctid AS tid, job.state FROM {schema}.headgate_job AS job WHERE job.ctid = ANY (p_tids)
+    ),
+    cancelled AS (
+      UPDATE {schema}.headgate_job AS job
+      SET state = 'cancelled', finalized_at_ms = v_now, reason_code = 'cancelled', gate_hold = NULL,
+        lease_id = NULL, lease_expires_at_ms = NULL, claimed_by = NULL, claimed_at_ms = NULL, rate_charge = 0,
+        settled_lease_id = NULL, settled_outcome = NULL
+      FROM held
+      WHERE job.ctid = held.tid
+      RETURNING job.queue, job.partition_key, job.rate_class, held.state AS was
+    ),
+    freed AS (
+      INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, n)
+      SELECT cancelled.queue, 'f', cancelled.partition_key, cancelled.rate_class, count(*)
+      FROM cancelled
+      WHERE cancelled.was = 'running'
+      GROUP BY cancelled.queue, cancelled.partition_key, cancelled.rate_class
+    )
+    INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+    SELECT cancelled.queue, cancelled.partition_key, v_now - mod(v_now, 60000), -count(*), 0, 0
+    FROM cancelled
+    GROUP BY cancelled.queue, cancelled.partition_key;
+  WHEN 'delete' THEN
+    WITH removed AS (
+      DELETE FROM {schema}.headgate_job AS job
+      WHERE job.ctid = ANY (p_tids)
+      RETURNING job.seq, job.queue, job.partition_key, job.state
+    ),
+    untagged AS (
+      DELETE FROM {schema}.headgate_job_tag AS tag
+      WHERE tag.job_seq = ANY (ARRAY (SELECT removed.seq FROM removed))
+    )
+    INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+    SELECT removed.queue, removed.partition_key, v_now - mod(v_now, 60000), -count(*), 0, 0
+    FROM removed
+    WHERE removed.state IN ('pending', 'scheduled', 'available', 'retryable')
+    GROUP BY removed.queue, removed.partition_key;
+  END CASE;
+END $$;
+
+-- One step of an operation: touch a batch, and write down how far it came, in one transaction.
+--
+-- The rows are walked in the order of their numbers, and again until a whole pass found nothing to do: rows that were
+-- locked, or that came into a state of the selection behind the step, are met by the next pass.
+--
+-- Arguments: id; how many jobs are touched, and how many rows are looked at, at most.
+-- Returns:   jobs touched; 0 for an operation that is done, or that another step holds.
+-- Locks:     the operation, then job rows in seq order, skipping what is locked.
+-- Fails:     unique_violation, when a lifecycle key is taken at this very moment; the caller tries again.
+CREATE FUNCTION {schema}.headgate_run_operation(p_id text, p_batch integer, p_window integer) RETURNS integer
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  op {schema}.headgate_operation;
+  v_seqs bigint[];
+  v_end bigint;
+  v_tids tid[];
+  v_running tid[];
+BEGIN
+  SELECT known.* INTO op
+  FROM {schema}.headgate_operation AS known
+  WHERE known.id = p_id AND known.status IN ('pending', 'running')
+  FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN 0;
+  END IF;
+
+  IF op.queue IS NULL THEN
+    WITH seen AS MATERIALIZED (
+      SELECT job.seq, job.state, job.kind, job.partition_key, job.enqueued_at_ms, job.unique_key
+      FROM {schema}.headgate_job AS job
+      WHERE job.seq > op.place AND job.seq <= op.last_seq
+      ORDER BY job.seq
+      LIMIT p_window
+    ),
+    fitting AS MATERIALIZED (
+      SELECT seen.seq
+      FROM seen
+      WHERE seen.state = ANY (op.states)
+        AND (op.kind IS NULL OR seen.kind = op.kind)
+        AND (op.partition_key IS NULL OR seen.partition_key = op.partition_key)
+        AND seen.enqueued_at_ms <= op.enqueued_until_ms
+        AND (op.action <> 'retry' OR seen.unique_key IS NULL OR NOT EXISTS (
+          SELECT FROM {schema}.headgate_job AS holder
+          WHERE holder.unique_key = seen.unique_key
+            AND holder.state IN ('pending', 'scheduled', 'available', 'running', 'retryable')))
+      ORDER BY seen.seq
+      LIMIT p_batch
+    )
+    SELECT
+      (SELECT array_agg(fitting.seq ORDER BY fitting.seq) FROM fitting),
+      CASE
+        WHEN (SELECT count(*) FROM fitting) = p_batch THEN (SELECT max(fitting.seq) FROM fitting)
+        WHEN (SELECT count(*) FROM seen) = p_window THEN (SELECT max(seen.seq) FROM seen)
+      END
+    INTO v_seqs, v_end;
+  ELSE
+    WITH seen AS MATERIALIZED (
+      SELECT found.*
+      FROM (
+        SELECT job.seq, job.kind, job.partition_key, job.enqueued_at_ms, job.unique_key
+        FROM unnest(op.states) AS wanted (state)
+        CROSS JOIN LATERAL (
+          SELECT listed.*
+          FROM {schema}.headgate_job AS listed
+          WHERE listed.state = wanted.state AND listed.state <> 'running' AND listed.queue = op.queue
+            AND listed.seq > op.place AND listed.seq <= op.last_seq
+          ORDER BY listed.seq
+          LIMIT p_window
+        ) AS job
+        UNION ALL
+        SELECT job.seq, job.kind, job.partition_key, job.enqueued_at_ms, job.unique_key
+        FROM {schema}.headgate_job AS job
+        WHERE job.state = 'running' AND job.queue = op.queue AND 'running' = ANY (op.states)
+          AND job.seq > op.place AND job.seq <= op.last_seq
+      ) AS found
+      ORDER BY found.seq
+      LIMIT p_window
+    ),
+    fitting AS MATERIALIZED (
+      SELECT seen.seq
+      FROM seen
+      WHERE (op.kind IS NULL OR seen.kind = op.kind)
+        AND (op.partition_key IS NULL OR seen.partition_key = op.partition_key)
+        AND seen.enqueued_at_ms <= op.enqueued_until_ms
+        AND (op.action <> 'retry' OR seen.unique_key IS NULL OR NOT EXISTS (
+          SELECT FROM {schema}.headgate_job AS holder
+          WHERE holder.unique_key = seen.unique_key
+            AND holder.state IN ('pending', 'scheduled', 'available', 'running', 'retryable')))
+      ORDER BY seen.seq
+      LIMIT p_batch
+    )
+    SELECT
+      (SELECT array_agg(fitting.seq ORDER BY fitting.seq) FROM fitting),
+      CASE
+        WHEN (SELECT count(*) FROM fitting) = p_batch THEN (SELECT max(fitting.seq) FROM fitting)
+        WHEN (SELECT count(*) FROM seen) = p_window THEN (SELECT max(seen.seq) FROM seen)
+      END
+    INTO v_seqs, v_end;
+  END IF;
+
+  IF v_seqs IS NOT NULL THEN
+    SELECT array_agg(locked.tid) FILTER (WHERE locked.state <> 'running' OR op.action <> 'delete'),
+      array_agg(locked.tid) FILTER (WHERE locked.state = 'running' AND op.action = 'delete')
+    INTO v_tids, v_running
+    FROM (
+      SELECT job.ctid AS tid, job.state, job.unique_key, job.seq
+      FROM {schema}.headgate_job AS job
+      WHERE job.seq = ANY (v_seqs) AND job.state = ANY (op.states)
+      ORDER BY job.seq
+      FOR UPDATE SKIP LOCKED
+    ) AS locked
+    -- Of several that share a lifecycle key one can come back.
+    WHERE op.action <> 'retry' OR locked.unique_key IS NULL OR NOT EXISTS (
+      SELECT FROM {schema}.headgate_job AS other
+      WHERE other.seq = ANY (v_seqs) AND other.unique_key = locked.unique_key AND other.seq < locked.seq);
+    IF v_running IS NOT NULL THEN
+      PERFORM {schema}.headgate_touch_jobs('cancel', v_running);
+    END IF;
+    IF v_tids IS NOT NULL THEN
+      PERFORM {schema}.headgate_touch_jobs(op.action, v_tids);
+    END IF;
+  END IF;
+
+  op.has_found := op.has_found OR v_seqs IS NOT NULL;
+  op.affected := op.affected + coalesce(cardinality(v_tids), 0);
+  op.status := 'running';
+  IF v_end IS NOT NULL THEN
+    op.place := v_end;
+  ELSIF op.has_found OR (op.empties AND NOT {schema}.headgate_forget_queue(op.queue)) THEN
+    op.place := 0;
+    op.has_found := false;
+  ELSE
+    op.status := 'completed';
+  END IF;
+  UPDATE {schema}.headgate_operation AS known
+  SET status = op.status, place = op.place, has_found = op.has_found, affected = op.affected
+  WHERE known.id = p_id;
+  RETURN coalesce(cardinality(v_tids), 0) + coalesce(cardinality(v_running), 0);
+END $$;
