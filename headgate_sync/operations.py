@@ -7,11 +7,12 @@ from enum import StrEnum
 from hashlib import sha256
 from urllib.parse import quote
 
-from attrs import frozen
+from attrs import field, frozen
 
 from headgate_sync.envelope import MAX_INT64, check_identifier, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import STORED, Event, State, sources_of
+from headgate_sync.search import stored_text
 from headgate_sync.validation import check_name
 
 MAX_OPERATION_BATCH = 10_000
@@ -56,14 +57,15 @@ class BulkRequest:
     Attributes:
         id: names the operation, chosen by the caller.
         action: "retry", "cancel" or "delete".
+        state: one of the ten stored states; it must be one that the action starts from.
         older_than_ms: only jobs enqueued at least so long ago, 0 or more.
         dry_run: only estimate how many jobs it would be.
     """
 
     id: str
-    action: str
+    action: str = field(converter=stored_text)
     queue: str | None = None
-    state: str | None = None
+    state: str | None = field(default=None, converter=stored_text)
     kind: str | None = None
     partition_key: str | None = None
     older_than_ms: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Any
 
 from attrs import evolve, field, fields, frozen
@@ -49,19 +50,24 @@ def _tags(value: object) -> tuple[str, ...]:
     return unique
 
 
+def stored_text(value: Any) -> Any:
+    """The text that stands for a member of an enumeration; other values as they are."""
+    return value.value if isinstance(value, StrEnum) else value
+
+
 @frozen(kw_only=True)
 class JobFilter:
     """What a job must be to be listed; all that is given must hold, None asks nothing.
 
     Attributes:
-        state: one of the ten stored states.
+        state: one of the ten stored states, as `State` or its text.
         kind_prefix: how the kind begins, letter by letter.
         tags_all: the job carries every one of them.
         tags_any: the job carries at least one of them.
     """
 
     queue: str | None = None
-    state: str | None = None
+    state: str | None = field(default=None, converter=stored_text)
     kind: str | None = None
     kind_prefix: str | None = None
     partition_key: str | None = None

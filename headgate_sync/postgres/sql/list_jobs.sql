@@ -35,6 +35,22 @@ heads AS MATERIALIZED (  -- a page of n rows comes from the n queues whose newes
   ) AS head
   ORDER BY head.seq DESC
   LIMIT CASE WHEN %(plain)s::boolean THEN %(max_jobs)s::integer END
+),
+rarest AS MATERIALIZED (  -- of the tags that must all be there; they are counted up to a thousand
+  SELECT wanted.tag
+  FROM unnest(%(tags_all)s::text[]) AS wanted (tag)
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs
+    FROM (
+      SELECT
+      FROM {schema}.headgate_job_tag AS carried
+      WHERE carried.tag = wanted.tag
+      LIMIT 1000
+    ) AS sample
+  ) AS counted
+  WHERE %(path)s::text = 'tags_all'
+  ORDER BY counted.jobs, wanted.tag
+  LIMIT 1
 )
 SELECT DISTINCT page.seq, page.id
 FROM (
@@ -50,39 +66,51 @@ FROM (
       SELECT FROM {schema}.headgate_job_tag AS tag
       WHERE tag.job_seq = job.seq AND tag.tag = ANY (%(tags_any)s::text[])))
   UNION ALL
-  (SELECT job.seq, job.id
-  FROM {schema}.headgate_job_tag AS carried
+  SELECT found.seq, found.id
+  FROM rarest
   CROSS JOIN LATERAL (
     SELECT job.seq, job.id
-    FROM {schema}.headgate_job AS job
-    WHERE job.seq = carried.job_seq AND {matches}
-    LIMIT 1
-  ) AS job
-  WHERE %(path)s::text = 'tags_all' AND carried.tag = (%(tags_all)s::text[])[1]
-    AND carried.job_seq < %(before)s::bigint
-    AND NOT EXISTS (
-      SELECT FROM unnest(%(tags_all)s::text[]) AS wanted (tag)
-      WHERE NOT EXISTS (
-        SELECT FROM {schema}.headgate_job_tag AS tag
-        WHERE tag.job_seq = carried.job_seq AND tag.tag = wanted.tag))
-    AND (cardinality(%(tags_any)s::text[]) = 0 OR EXISTS (
-      SELECT FROM {schema}.headgate_job_tag AS tag
-      WHERE tag.job_seq = carried.job_seq AND tag.tag = ANY (%(tags_any)s::text[])))
-  ORDER BY carried.job_seq DESC
-  LIMIT %(max_jobs)s::integer)
+    FROM (
+      SELECT carried.job_seq
+      FROM {schema}.headgate_job_tag AS carried
+      WHERE carried.tag = rarest.tag AND carried.job_seq < %(before)s::bigint
+      ORDER BY carried.tag, carried.job_seq DESC
+      OFFSET 0  -- one by one in this order, whatever else the planner thinks of
+    ) AS carried
+    CROSS JOIN LATERAL (
+      SELECT job.seq, job.id
+      FROM {schema}.headgate_job AS job
+      WHERE job.seq = carried.job_seq AND {matches}
+        AND NOT EXISTS (
+          SELECT FROM unnest(%(tags_all)s::text[]) AS wanted (tag)
+          WHERE NOT EXISTS (
+            SELECT FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq AND tag.tag = wanted.tag))
+        AND (cardinality(%(tags_any)s::text[]) = 0 OR EXISTS (
+          SELECT FROM {schema}.headgate_job_tag AS tag
+          WHERE tag.job_seq = job.seq AND tag.tag = ANY (%(tags_any)s::text[])))
+      LIMIT 1
+    ) AS job
+    ORDER BY carried.job_seq DESC
+    LIMIT %(max_jobs)s::integer
+  ) AS found
   UNION ALL
   SELECT found.seq, found.id
   FROM unnest(%(tags_any)s::text[]) AS wanted (tag)
   CROSS JOIN LATERAL (
     SELECT job.seq, job.id
-    FROM {schema}.headgate_job_tag AS carried
+    FROM (
+      SELECT carried.job_seq
+      FROM {schema}.headgate_job_tag AS carried
+      WHERE carried.tag = wanted.tag AND carried.job_seq < %(before)s::bigint
+      ORDER BY carried.tag, carried.job_seq DESC
+      OFFSET 0
+    ) AS carried
     CROSS JOIN LATERAL (
       SELECT job.seq, job.id
       FROM {schema}.headgate_job AS job
       WHERE job.seq = carried.job_seq AND {matches}
       LIMIT 1
     ) AS job
-    WHERE carried.tag = wanted.tag AND carried.job_seq < %(before)s::bigint
     ORDER BY carried.job_seq DESC
     LIMIT %(max_jobs)s::integer
   ) AS found
