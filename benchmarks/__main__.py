@@ -9,7 +9,17 @@ import sys
 from benchmarks.database import benchmark_database
 from benchmarks.report import versions_and_settings
 
-NAMES = ("enqueue", "drain", "latency", "admit", "memory", "idle", "recover", "peers")
+NAMES = (
+    "enqueue",
+    "drain",
+    "latency",
+    "admit",
+    "memory",
+    "idle",
+    "recover",
+    "inspect",
+    "peers",
+)
 
 
 def main() -> int:

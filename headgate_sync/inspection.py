@@ -9,21 +9,25 @@ from typing import Any, Protocol
 from attrs import field, frozen
 
 from headgate_sync.backlog import (
+    MAX_MEMORY_JOBS,
     MAX_QUEUES,
     HistoryBucket,
     PartitionState,
     QueueStats,
     StateCounts,
 )
-from headgate_sync.envelope import MAX_INT64, check_int, check_text
+from headgate_sync.envelope import MAX_INT64, Envelope, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lease import Checkpoint
+from headgate_sync.lifecycle import TERMINAL
 from headgate_sync.operations import BulkRequest, OperationStatus
 from headgate_sync.policies import Policies
 from headgate_sync.search import JobFilter
+from headgate_sync.validation import check_name
 
 MAX_JOBS = 1_000
 MAX_PAGE = 200
+MAX_SWEPT = 10_000
 _INSTANT = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 # What a reclaim writes into the history and into the registry.
@@ -168,6 +172,76 @@ class QuarantineEntry:
         return f"{self.quarantined_at_ms}:{self.fingerprint}"
 
 
+def replayed(
+    job: JobSummary, *, new_id: str, queue: str | None, run_at_ms: int | None
+) -> Envelope:
+    """The job that a replay enqueues; the summary brings payload and headers."""
+    assert job.payload is not None
+    assert job.headers is not None
+    return Envelope(
+        id=new_id,
+        kind=job.kind,
+        schema_version=job.schema_version,
+        payload=job.payload,
+        queue=job.queue if queue is None else queue,
+        partition_key=job.partition_key,
+        rate_class=job.rate_class,
+        weight=job.weight,
+        fingerprint=job.fingerprint,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        scheduled_at_ms=run_at_ms or 0,
+        timeout_ms=job.timeout_ms,
+        retention_ms=job.retention_ms,
+        headers=job.headers,
+        tags=job.tags,
+        sticky_worker=job.sticky_worker,
+    )
+
+
+def check_replay(
+    job_id: str, *, queue: str | None, run_at_ms: int | None, new_id: str | None
+) -> None:
+    """Check the arguments of `replay_job`.
+
+    Raises:
+        InvalidRequest: an impossible name or instant.
+    """
+    check_name("job_id", job_id)
+    if queue is not None:
+        check_name("queue", queue)
+    if new_id is not None:
+        check_name("new_id", new_id)
+    if run_at_ms is not None:
+        check_int("run_at_ms", run_at_ms, 0, MAX_INT64)
+
+
+def check_sweep(cutoff_ms: int, limit: int) -> None:
+    """Check the arguments of a sweep by age.
+
+    Raises:
+        InvalidRequest: a negative instant, or not 1 to 10,000 jobs.
+    """
+    check_int("cutoff_ms", cutoff_ms, 0, MAX_INT64)
+    check_int("limit", limit, 1, MAX_SWEPT)
+
+
+def terminal_states(states: Sequence[str]) -> list[str]:
+    """States that a sweep by age may delete, as texts without repeats.
+
+    Raises:
+        InvalidRequest: none, or one that is not terminal.
+    """
+    given = [states] if isinstance(states, str) else list(states)
+    if not given:
+        raise InvalidRequest("states must name at least one terminal state")
+    for state in given:
+        if state not in TERMINAL:
+            allowed = ", ".join(sorted(TERMINAL))
+            raise InvalidRequest(f"state `{state}` is not one of {allowed}")
+    return sorted({str(state) for state in given})
+
+
 def clamped(limit: int) -> int:
     """The size of a page: 1 to 200, whatever was asked for."""
     check_int("limit", limit, -MAX_INT64, MAX_INT64)
@@ -297,6 +371,72 @@ class Inspect(Policies, Protocol):
         Returns:
             Jobs touched. An operation may be open after a step that touched none: it
             ends when a whole pass over its jobs found nothing to do.
+        """
+        ...
+
+    def replay_job(
+        self,
+        job_id: str,
+        *,
+        queue: str | None = None,
+        run_at_ms: int | None = None,
+        new_id: str | None = None,
+    ) -> str:
+        """Enqueue a new job like one that is there, in whatever state it is.
+
+        Content, partition, class, weight, priority, limits, headers and tags are
+        copied; unique key, deadline, schedule, counters and history are not.
+
+        Args:
+            queue: another queue; None keeps it.
+            run_at_ms: when it may run; None is now.
+            new_id: names the new job, so that a repeated call makes no second one; None
+                makes an id up.
+
+        Returns:
+            The id of the new job, whose `replay_of` is `job_id`.
+
+        Raises:
+            NotFound: no such job.
+            IdConflict: `new_id` belongs to a job that this call would not have made.
+            FingerprintQuarantined, Backpressure: as for any enqueue.
+        """
+        ...
+
+    def archive_completed_older_than(self, cutoff_ms: int, limit: int) -> int:
+        """Delete up to `limit` (1 to 10,000) jobs that succeeded before an instant.
+
+        The earliest first. Safe to call from many places at once: the sum of the
+        answers is the number of jobs that are gone.
+        """
+        ...
+
+    def trim_history(self, cutoff_ms: int, limit: int) -> tuple[int, int]:
+        """Forget the attempts of up to 10,000 jobs that succeeded before an instant.
+
+        The jobs stay.
+
+        Returns:
+            Entries removed, and rows of a decision log, of which there are none.
+        """
+        ...
+
+    def delete_terminal(self, states: Sequence[str], cutoff_ms: int, limit: int) -> int:
+        """Delete up to 10,000 jobs of terminal states that ended before an instant.
+
+        Raises:
+            InvalidRequest: no state, or one that is not terminal.
+        """
+        ...
+
+    def sample_queue_memory(self, limit: int = MAX_MEMORY_JOBS) -> int:
+        """Estimate the stored bytes of up to 200 queues, the least recently sampled.
+
+        Args:
+            limit: jobs looked at per queue, taken as 1 or 1,000 when less or more.
+
+        Returns:
+            Queues sampled; `queue_stats` shows the figures.
         """
         ...
 

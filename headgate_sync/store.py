@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from enum import IntFlag
 from typing import Any, Protocol
 
+from attrs import frozen
+
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import BackendError, InvalidRequest, LeaseRejected
 from headgate_sync.inspection import Inspect
@@ -176,8 +178,55 @@ class Notifying(Protocol):
         ...
 
 
+@frozen(kw_only=True)
+class IndexHealth:
+    """An index of the tables of jobs and lanes, by the server's own statistics.
+
+    An index over 64 MiB whose table has more dead rows than live ones is worth a
+    rebuild.
+
+    Attributes:
+        scans: how often it was used.
+        live_tuples, dead_tuples: rows of its table, estimated.
+    """
+
+    name: str
+    bytes: int
+    scans: int
+    live_tuples: int
+    dead_tuples: int
+
+
+@frozen(kw_only=True)
+class Vacuumed:
+    """What became of a table; `error` says why it was left alone."""
+
+    table: str
+    ok: bool
+    error: str = ""
+
+
 class Maintenance(Protocol):
     """Upkeep of the database's own bookkeeping; bounded calls, safe on every node."""
+
+    def index_health(self) -> list[IndexHealth]:
+        """The indexes of jobs and lanes, by name."""
+        ...
+
+    def reindex_concurrently(self, name: str) -> None:
+        """Rebuild one of these indexes while everything goes on; takes long.
+
+        Raises:
+            InvalidRequest: not one of them.
+        """
+        ...
+
+    def vacuum(self) -> list[Vacuumed]:
+        """Vacuum and analyse our tables one after another.
+
+        A table that is busy is left alone; no fault of one stops the others.
+        """
+        ...
 
     def gate_fold(self, limit: int) -> int:
         """Fold up to `limit` appended rows per queue; returns how many."""
@@ -297,6 +346,16 @@ class Store(Protocol):
         Returns:
             The duties held now, each with whether work is due (True where the store
             cannot know).
+        """
+        ...
+
+    def health_check(self) -> None:
+        """Answer, within a second, whether the store can work.
+
+        Raises:
+            StoreUnavailable: the database did not answer.
+            ConfigurationError: its tables are not those of this release; the text names
+                the command that changes that.
         """
         ...
 

@@ -58,7 +58,7 @@ class MemBacklog(MemPolicies):
             if queues is None:
                 if cursor is not None:
                     check_name("cursor", cursor)
-                known = (q.name for q in self._rows.queues.values() if _is_known(q))
+                known = (q.name for q in self._rows.queues.values() if is_known(q))
                 names = sorted((n for n in known if n > (cursor or "")), key=str.encode)
                 names = names[:limit]
             else:
@@ -167,7 +167,7 @@ class MemBacklog(MemPolicies):
         )
 
 
-def _is_known(queue: Queue) -> bool:
+def is_known(queue: Queue) -> bool:
     """Whether somebody set the queue up, or a job was ever enqueued to it."""
     return (
         queue.is_configured

@@ -19,14 +19,14 @@ from headgate_sync.inspection import (
 )
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import WAITING, Event, refused, sources_of
-from headgate_sync.memory.operations import MemOperations
 from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_of
 from headgate_sync.memory.state import Job
+from headgate_sync.memory.upkeep import MemUpkeep
 from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import check_count, check_limit, check_name
 
 
-class MemInspect(MemOperations):
+class MemInspect(MemUpkeep):
     """`Inspect` over the rows."""
 
     def get_job(

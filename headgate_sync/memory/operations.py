@@ -82,13 +82,16 @@ class MemOperations(MemBacklog):
                 dry_run=op.request.dry_run,
             )
 
+    def has_open_operations(self) -> bool:
+        """Whether an operation is not at its end."""
+        return bool(self._open())
+
     def run_pending_operations(self, batch: int) -> int:
         """Carry the 5 oldest open operations on."""
         check_batch(batch)
         with self._rows.lock:
-            ended = (OperationState.COMPLETED, OperationState.FAILED)
-            found = [op for op in self._operations.values() if op.status not in ended]
-            return sum(self._step(op, batch) for op in found[:OPERATIONS_PER_RUN])
+            found = self._open()[:OPERATIONS_PER_RUN]
+            return sum(self._step(op, batch) for op in found)
 
     def delete_queue(self, queue: str, force: bool = False) -> str | None:
         """Remove what is kept of a queue."""
@@ -106,6 +109,10 @@ class MemOperations(MemBacklog):
                 op.empties = True
                 op.last_seq = op.until_ms = MAX_INT64
             return name
+
+    def _open(self) -> list[Operation]:
+        done = OperationState.COMPLETED
+        return [op for op in self._operations.values() if op.status is not done]
 
     def _create(self, request: BulkRequest, states: frozenset[State]) -> Operation:
         if request.id in self._operations:

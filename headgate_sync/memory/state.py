@@ -96,6 +96,7 @@ class Queue:
     max_unfinished_jobs: int | None = None
     is_configured: bool = False
     memory_bytes: int | None = None
+    memory_sampled: int = 0
     partitions: dict[str, Partition] = Factory(dict)
     lanes: dict[tuple[str, str, str], Lane] = Factory(dict)
 

@@ -88,7 +88,7 @@ class MemStore:
         self._results = MemResults(rows, gate)
         self._outputs = MemOutputs(rows)
         self._progress = MemProgress(rows)
-        self._inspect = MemInspect(rows, gate)
+        self._inspect = MemInspect(rows, gate, self._intake)
 
     # The port.
 
@@ -230,6 +230,9 @@ class MemStore:
             ]
             return {name: self._is_due(name) for name in taken}
 
+    def health_check(self) -> None:
+        """There is nothing that could be down."""
+
     def caps(self) -> Caps:
         """The capabilities as a number."""
         return derived_caps(self)
@@ -291,6 +294,8 @@ class MemStore:
             return rows.lapsing.first(until=now_ms) is not None
         if name == "quarantine":
             return any(rows.suspects.values())
+        if name == "operations":
+            return self._inspect.has_open_operations()
         return True
 
     # For tests.

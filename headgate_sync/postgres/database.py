@@ -232,19 +232,20 @@ class Database:
         """
         return self.looking(lambda session: session.rows(name, **params))
 
-    def looking(self, work: Callable[[Session], T]) -> T:
+    def looking(
+        self, work: Callable[[Session], T], *, timeout_ms: int | None = None
+    ) -> T:
         """Run `work` on one state of the database, each statement for 5 s at most.
 
         Raises:
             LookedTooLong: a statement was stopped.
         """
 
+        begin = _LOOK % (timeout_ms or LOOK_TIMEOUT_MS)
+
         def once() -> T:
             try:
-                with (
-                    self.checkout() as session,
-                    self._own(session, _LOOK % LOOK_TIMEOUT_MS),
-                ):
+                with self.checkout() as session, self._own(session, begin):
                     return work(session)
             except StoreUnavailable as error:
                 if getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED:

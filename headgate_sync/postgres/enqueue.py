@@ -37,6 +37,11 @@ class Intake:
         if batch:
             _enqueue(self._db.rows, batch, own=True)
 
+    def enqueue_in(self, session: Session, batch: Sequence[Envelope]) -> None:
+        """Take in a batch in a transaction of the store's own that ends at once."""
+        validate_enqueue(batch)
+        _enqueue(session.rows, batch, own=True)
+
     def enqueue_on(self, session: Session, batch: Sequence[Envelope]) -> None:
         """Take in a batch in a transaction that somebody else will end.
 

@@ -34,15 +34,15 @@ from headgate_sync.postgres.database import (
     Row,
     Session,
 )
-from headgate_sync.postgres.operations import PgOperations
 from headgate_sync.postgres.rows import job_summary, read_checkpoint
+from headgate_sync.postgres.upkeep import PgUpkeep
 from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import check_count, check_limit, check_name
 
 UNSELECTIVE = "filter is not selective enough; add queue or state"
 
 
-class PgInspect(PgOperations):
+class PgInspect(PgUpkeep):
     """`Inspect` on the job rows."""
 
     def get_job(

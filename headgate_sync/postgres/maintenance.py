@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+
+from headgate_sync.errors import InvalidRequest, StoreError
 from headgate_sync.policy import LOCK_WAIT_MS
-from headgate_sync.postgres.database import Database
+from headgate_sync.postgres.database import Database, Session, translate
+from headgate_sync.store import IndexHealth, Vacuumed
 from headgate_sync.validation import check_limit
 
 COUNTER_RETENTION_MS = 31 * 86_400_000
@@ -12,6 +20,27 @@ PARTITION_RETENTION_MS = 7_200_000
 # Keys made per user would pile up; one that comes back later starts as a new one.
 IDLE_RETENTION_MS = 86_400_000
 SLEEPER_RETENTION_MS = 600_000
+
+# The secondary indexes of jobs and lanes, which grow with what was there at the worst.
+INDEXES = (
+    "headgate_job_class",
+    "headgate_job_due",
+    "headgate_job_ended",
+    "headgate_job_fingerprint",
+    "headgate_job_hold",
+    "headgate_job_lease",
+    "headgate_job_listing",
+    "headgate_job_oldest",
+    "headgate_job_ready",
+    "headgate_job_retention",
+    "headgate_job_running",
+    "headgate_job_tag_lookup",
+    "headgate_job_trim",
+    "headgate_job_unique",
+    "headgate_lane_group_closed",
+    "headgate_lane_group_open",
+    "headgate_lane_pick",
+)
 
 
 class PgMaintenance:
@@ -53,3 +82,68 @@ class PgMaintenance:
             lock_wait_ms=LOCK_WAIT_MS,
         )
         return int(corrections)
+
+    def index_health(self) -> list[IndexHealth]:
+        """The indexes of jobs and lanes, by name."""
+        rows = self._db.look(
+            "index_health", schema_name=self._db.schema, names=list(INDEXES)
+        )
+        return [
+            IndexHealth(
+                name=name,
+                bytes=size,
+                scans=scans,
+                live_tuples=live,
+                dead_tuples=dead,
+            )
+            for name, size, scans, live, dead in rows
+        ]
+
+    def reindex_concurrently(self, name: str) -> None:
+        """Rebuild one of these indexes while everything goes on."""
+        if name not in INDEXES:
+            raise InvalidRequest(f"index `{name}` is not one of {', '.join(INDEXES)}")
+        with self._db.checkout() as session:
+            self._command(session, "REINDEX INDEX CONCURRENTLY {}.{}", name)
+
+    def vacuum(self) -> list[Vacuumed]:
+        """Vacuum and analyse our tables one after another."""
+        done: list[Vacuumed] = []
+        tables = self._db.look("table_names", schema_name=self._db.schema)
+        for (table,) in tables:
+            told: list[str] = []
+            with self._db.checkout() as session:
+                try:
+                    with _notices(session, told):
+                        self._command(
+                            session, "VACUUM (ANALYZE, SKIP_LOCKED) {}.{}", table
+                        )
+                except StoreError as error:
+                    told.append(str(error))
+            done.append(Vacuumed(table=table, ok=not told, error="; ".join(told)))
+        return done
+
+    def _command(self, session: Session, text: str, name: str) -> None:
+        """Run a command that takes no arguments, outside any transaction."""
+        command = sql.SQL(text).format(
+            sql.Identifier(self._db.schema), sql.Identifier(name)
+        )
+        try:
+            session.connection.execute(command, prepare=False)
+        except psycopg.Error as error:
+            raise translate(error) from error
+
+
+@contextmanager
+def _notices(session: Session, told: list[str]) -> Iterator[None]:
+    """Collect what the server says beside its answers; a skipped table is a notice."""
+
+    def tell(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            told.append(notice.message_primary or "")
+
+    session.connection.add_notice_handler(tell)
+    try:
+        yield
+    finally:
+        session.connection.remove_notice_handler(tell)

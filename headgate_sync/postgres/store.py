@@ -55,6 +55,7 @@ DEFAULT_POOL_TIMEOUT_MS = 10_000
 RECONNECT_TIMEOUT_S = 5
 # The promoter's further work, the gate's upkeep, has no due row to look for.
 UPKEEP_INTERVAL_MS = 30_000
+HEALTH_TIMEOUT_MS = 1_000
 
 _GATE = {name: Int4(value) for name, value in GATE_CONSTANTS.items()}
 # An idle connection is probed and a sent request is given up, so that a server that
@@ -129,7 +130,7 @@ class PgStore:
         self._outputs = PgOutputs(db)
         self._progress = PgProgress(db)
         self._transactional = PgTransactional(db, self._intake, acker)
-        self._inspect = PgInspect(db)
+        self._inspect = PgInspect(db, self._intake)
         self._notifying = None if listen is None else Listener(listen, schema)
         self._maintenance = PgMaintenance(db)
         self._lock = threading.Lock()  # guards the instant below
@@ -328,6 +329,13 @@ class PgStore:
         if "promoter" in due:
             due["promoter"] = self._is_upkeep_due(due["promoter"], rows[0][2])
         return dict(sorted(due.items()))
+
+    def health_check(self) -> None:
+        """Answer, within a second, whether the store can work."""
+        self._db.looking(
+            lambda session: check_schema(session, self._db.schema),
+            timeout_ms=HEALTH_TIMEOUT_MS,
+        )
 
     def caps(self) -> Caps:
         """The capabilities as a number."""

@@ -16,6 +16,7 @@ RECLAIM_LIMIT = 1_000
 PROMOTE_LIMIT = 10_000
 QUARANTINE_LIMIT = 1_000
 EVICT_LIMIT = 1_000
+OPERATION_BATCH = 500
 FOLD_LIMIT = 256
 RECONCILE_LIMIT = 100
 GATE_UPKEEP_S = 30.0
@@ -162,6 +163,7 @@ def built_in_duties(store: Store, now_s: Callable[[], float]) -> list[Duty]:
     inspect = store.inspect
     if inspect is not None:
         duties.append(Duty("quarantine", lambda: _quarantine(inspect), now_s=now_s))
+        duties.append(Duty("operations", lambda: _operate(inspect), now_s=now_s))
     return duties
 
 
@@ -179,6 +181,13 @@ def _quarantine(inspect: Inspect) -> bool:
             "duty quarantine: %d waiting jobs of bad content set aside", moved
         )
     return moved >= QUARANTINE_LIMIT
+
+
+def _operate(inspect: Inspect) -> bool:
+    touched = inspect.run_pending_operations(OPERATION_BATCH)
+    if touched:
+        logger.info("duty operations: %d jobs changed in bulk", touched)
+    return touched > 0
 
 
 def _reclaim(store: Store) -> bool:

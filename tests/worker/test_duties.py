@@ -14,7 +14,7 @@ from headgate_sync.worker.duties import Duties
 from tests.builders import DAY_MS, bring_to, claim_one, enqueue, state_of
 from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for
 
-NAMES = {"reclaimer", "promoter", "quarantine", "retention"}
+NAMES = {"operations", "reclaimer", "promoter", "quarantine", "retention"}
 
 
 class Ticking:
@@ -242,5 +242,5 @@ def test_a_store_without_inspection_has_no_quarantine_duty(store: Any) -> None:
     duties = Duties(ticking.tap, "w1", interval_ms=1_000, now_s=ticking.steps)
     ticking.steps.advance(1)
     duties.step()
-    assert duties.held == NAMES - {"quarantine"}
+    assert duties.held == NAMES - {"operations", "quarantine"}
     duties.release(PATIENCE_S)

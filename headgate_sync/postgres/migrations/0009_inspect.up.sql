@@ -7,6 +7,11 @@ CREATE INDEX headgate_job_listing ON {schema}.headgate_job (state, queue, seq) W
 -- For the age of a backlog.
 CREATE INDEX headgate_job_oldest ON {schema}.headgate_job (queue, scheduled_at_ms, seq) WHERE state = 'available';
 
+-- For upkeep by the age of what is finished, and for the histories that it trims.
+CREATE INDEX headgate_job_ended ON {schema}.headgate_job (state, finalized_at_ms, seq)
+  WHERE state IN ('completed', 'archived', 'cancelled', 'quarantined', 'undecodable');
+CREATE INDEX headgate_job_trim ON {schema}.headgate_job (finalized_at_ms, seq)
+  WHERE state = 'completed' AND errors <> '[]';
 -- For the jobs that wait for a class; jobs without one are not in it.
 CREATE INDEX headgate_job_class ON {schema}.headgate_job (rate_class) WHERE state = 'available' AND rate_class <> '';
 
@@ -480,4 +485,67 @@ BEGIN
   SET status = op.status, place = op.place, has_found = op.has_found, affected = op.affected
   WHERE known.id = p_id;
   RETURN coalesce(cardinality(v_tids), 0) + coalesce(cardinality(v_running), 0);
+END $$;
+
+-- Delete finished jobs that ended before an instant, the earliest first.
+--
+-- Arguments: terminal states; the instant; limit.
+-- Returns:   how many.
+-- Locks:     the job rows, skipping what is locked.
+CREATE FUNCTION {schema}.headgate_delete_ended(p_states text[], p_before_ms bigint, p_limit integer)
+  RETURNS integer
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  v_tids tid[];
+BEGIN
+  SELECT array_agg(ended.tid) INTO v_tids
+  FROM (
+    SELECT found.tid
+    FROM unnest(p_states) AS wanted (state)
+    CROSS JOIN LATERAL (
+      SELECT job.ctid AS tid, job.finalized_at_ms, job.seq
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = wanted.state AND job.finalized_at_ms < p_before_ms
+        AND job.state IN ('completed', 'archived', 'cancelled', 'quarantined', 'undecodable')
+      ORDER BY job.finalized_at_ms, job.seq
+      LIMIT p_limit
+      FOR UPDATE SKIP LOCKED
+    ) AS found
+    ORDER BY found.finalized_at_ms, found.seq
+    LIMIT p_limit
+  ) AS ended;
+  IF v_tids IS NULL THEN
+    RETURN 0;
+  END IF;
+  PERFORM {schema}.headgate_touch_jobs('delete', v_tids);
+  RETURN cardinality(v_tids);
+END $$;
+
+-- Forget the attempts of successful jobs that ended before an instant, the earliest first; the jobs stay.
+--
+-- Returns: entries removed.
+-- Locks:   the job rows, skipping what is locked.
+CREATE FUNCTION {schema}.headgate_trim_history(p_before_ms bigint, p_limit integer) RETURNS bigint
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  v_tids tid[];
+  v_entries bigint;
+BEGIN
+  SELECT array_agg(ended.tid), sum(ended.entries) INTO v_tids, v_entries
+  FROM (
+    SELECT job.ctid AS tid, jsonb_array_length(job.errors) AS entries
+    FROM {schema}.headgate_job AS job
+    WHERE job.state = 'completed' AND job.errors <> '[]' AND job.finalized_at_ms < p_before_ms
+    ORDER BY job.finalized_at_ms, job.seq
+    LIMIT p_limit
+    FOR UPDATE SKIP LOCKED
+  ) AS ended;
+  UPDATE {schema}.headgate_job AS job SET errors = '[]' WHERE job.ctid = ANY (v_tids);
+  RETURN coalesce(v_entries, 0);
 END $$;

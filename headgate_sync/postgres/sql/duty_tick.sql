@@ -60,6 +60,8 @@ SELECT held.name,
         ORDER BY job.state, job.seq
         LIMIT 1
       ) AS suspect)
+    WHEN 'operations' THEN EXISTS (
+      SELECT FROM {schema}.headgate_operation AS op WHERE op.status IN ('pending', 'running'))
   END,
   clock.now_ms
 FROM (SELECT renewed.name FROM renewed UNION ALL SELECT added.name FROM added) AS held
