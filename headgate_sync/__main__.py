@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headgate_sync import __version__
 from headgate_sync.errors import ConfigurationError, HeadgateError
+from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,14 +61,25 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
+    settings = Settings.read(os.environ.get)
+    schema = arguments.schema or settings.schema
+    url = arguments.url or settings.url
+    if url is not None:
+        return _migrate_at(url, schema, arguments)
+    if not settings.embedded:
+        raise ConfigurationError(
+            f"no database: give --url or set {DATABASE_URL} or {FALLBACK_URL}, "
+            f"or {EMBEDDED}=1 for the development database"
+        )
+    from headgate_sync.embedded import EmbeddedServer
+
+    with EmbeddedServer.start(settings.data_dir) as server:
+        return _migrate_at(server.url, schema, arguments)
+
+
+def _migrate_at(url: str, schema: str, arguments: argparse.Namespace) -> int:
     from headgate_sync.postgres import migrate
 
-    url = _configured_url(arguments.url)
-    if url is None:
-        raise ConfigurationError(
-            "no database: give --url or set HEADGATE_DATABASE_URL or DATABASE_URL"
-        )
-    schema = arguments.schema or os.environ.get("HEADGATE_SCHEMA") or "headgate"
     if arguments.action == "status":
         for line in migrate.status(url, schema=schema):
             print(line)

@@ -13,6 +13,7 @@ from headgate_sync.lease import Claim
 from headgate_sync.store import Store
 
 if TYPE_CHECKING:
+    from headgate_sync.binding import RetryPolicy
     from headgate_sync.context import JobContext
 
 
@@ -42,6 +43,7 @@ class LiveAttempt:
         in_once: its handler is inside of `once`.
         in_doubt: the reply to that commit was lost.
         finished: the handler settled the job itself.
+        retry: the handler's own policy, known once it runs.
         renewing: the heartbeat extends the lease.
         settled: somebody decided the outcome; later results are dropped.
         returned: the handler's thread is free again.
@@ -67,6 +69,7 @@ class LiveAttempt:
         "now_s",
         "producer",
         "renewing",
+        "retry",
         "returned",
         "returned_s",
         "settled",
@@ -102,6 +105,7 @@ class LiveAttempt:
         self.actual_weight: int | None = None
         self.context: JobContext | None = None
         self.thread_id: int | None = None
+        self.retry: RetryPolicy | None = None
         self.finished: Settlement | None = None
         self.completing = self.in_once = self.in_doubt = self.doubtful = False
         self.settled = self.returned = self.concluded = self.stuck_reported = False

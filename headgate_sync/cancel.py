@@ -76,9 +76,7 @@ class CancelToken:
         if event is not None:
             event.set()
         if callbacks:
-            threading.Thread(
-                target=self._run, args=(callbacks,), name="headgate-cancel", daemon=True
-            ).start()
+            self._call_apart(callbacks)
         return True
 
     def wait(self, seconds: float) -> bool:
@@ -112,16 +110,31 @@ class CancelToken:
             idle.wait()
         return self._reason
 
+    def _call_apart(self, callbacks: list[Callable[[], object]]) -> None:
+        try:
+            threading.Thread(
+                target=self._run, args=(callbacks,), name="headgate-cancel", daemon=True
+            ).start()
+        except RuntimeError as error:
+            # The attempt must still come to its end, and the caller to its others.
+            logger.error("%d cancel callbacks are left out: %s", len(callbacks), error)
+            assert self._idle is not None
+            self._idle.set()
+
     def _run(self, callbacks: list[Callable[[], object]]) -> None:
         try:
             for callback in callbacks:
                 thread = threading.Thread(
                     target=_call, args=(callback,), name="headgate-cancel", daemon=True
                 )
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    _call(callback)  # no other thread: without a limit, but called
+                    continue
                 thread.join(CALLBACK_PATIENCE_S)
                 if thread.is_alive():
-                    logger.warning("cancel callback %r takes over 1 s", callback)
+                    logger.warning("cancel callback %s takes over 1 s", _name(callback))
         finally:
             assert self._idle is not None
             self._idle.set()
@@ -130,5 +143,10 @@ class CancelToken:
 def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:
-        logger.exception("cancel callback %r failed", callback)
+    except BaseException:  # the boundary around user code
+        logger.exception("cancel callback %s failed", _name(callback))
+
+
+def _name(callback: Callable[[], object]) -> str:
+    """How a log line calls user code, whose own `repr` may fail."""
+    return getattr(callback, "__qualname__", type(callback).__qualname__)

@@ -458,8 +458,16 @@ class Inspect(Policies, Protocol):
         """Jobs of the queue that are in no terminal state, from the counters."""
         ...
 
-    def distinct_kinds(self, limit: int) -> list[str]:
-        """Kinds among the first `limit` waiting jobs, sorted."""
+    def distinct_kinds(
+        self, limit: int, *, queues: Sequence[str] | None = None
+    ) -> list[str]:
+        """Kinds among up to `limit` waiting jobs, sorted.
+
+        Args:
+            limit: 1 to 1,000,000.
+            queues: only jobs of these; None is all. Looked for among 50,000 waiting
+                jobs, so a queue behind a long backlog of others may be missed.
+        """
         ...
 
     def store_now_ms(self) -> int:

@@ -53,6 +53,11 @@ class LeaseRef:
     lease_id: str
     fence: int
 
+    def __attrs_post_init__(self) -> None:
+        check_text("job_id", self.job_id)
+        check_text("lease_id", self.lease_id)
+        check_int("fence", self.fence, 0, MAX_INT64)
+
 
 def check_lease_ms(lease_ms: int) -> None:
     """Check the length of a lease.

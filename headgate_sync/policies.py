@@ -6,7 +6,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from headgate_sync.envelope import check_int
+from headgate_sync.envelope import check_identifier, check_int, check_text
 from headgate_sync.lease import MAX_QUANTUM
 from headgate_sync.policy import (
     MAX_PAUSE_MS,
@@ -67,13 +67,17 @@ def check_delay_ms(delay_ms: int) -> None:
     check_int("delay_ms", delay_ms, 1, MAX_PAUSE_MS)
 
 
-def check_partition_quantum(queue: str, quantum: int | None) -> None:
+def check_partition_quantum(
+    queue: str, partition_key: str, quantum: int | None
+) -> None:
     """Check the arguments of `set_partition_quantum`.
 
     Raises:
-        InvalidRequest: no queue, or a quantum that is not within 1 to 1,000,000.
+        InvalidRequest: no queue, no text that names a partition, or a quantum that is
+            not within 1 to 1,000,000.
     """
     check_policy_name("queue", queue)
+    check_identifier("partition_key", check_text("partition_key", partition_key))
     if quantum is not None:
         check_int("quantum", quantum, 1, MAX_QUANTUM)
 

@@ -25,6 +25,8 @@ WINDOW_DRAWS = 32
 DEFICIT_CAP = 4
 LEDGER_LAG = 64
 FOLD_MAX = 256
+# The gate's upkeep has no due row to look for, so it is looked at this often.
+UPKEEP_INTERVAL_MS = 30_000
 HOLD_MAX = 256
 LOCK_WAIT_MS = 250
 BUSY_RETRY_MS = 20

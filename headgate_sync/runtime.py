@@ -15,7 +15,11 @@ from weakref import WeakSet
 from attrs import evolve, frozen
 
 from headgate_sync.client.client import Client
-from headgate_sync.errors import ConfigurationError, InvalidRequest
+from headgate_sync.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    StoreUnavailable,
+)
 from headgate_sync.options import TaskOptions
 from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
 from headgate_sync.store import Store
@@ -109,6 +113,31 @@ class Runtime:
         client = Client(store, defaults=self.defaults)
         return Opened(store=store, client=client, settings=settings)
 
+    def ask(self, within_ms: int) -> None:
+        """Make one call, which also checks that the tables are those of this release.
+
+        A store of its own address is asked on a connection of its own: the pool would
+        wait for as long as it always does, and say less about what is wrong.
+
+        Raises:
+            StoreUnavailable: the database does not answer in this time.
+            ConfigurationError: as in `open`.
+        """
+        opened = self.open()
+        store = opened.store
+        if opened.settings is not None:
+            from headgate_sync.postgres.store import PgStore
+            from headgate_sync.postgres.unpooled import Unpooled
+
+            assert opened.settings.url is not None
+            store = PgStore(
+                Unpooled(opened.settings.url),
+                schema=opened.settings.schema,
+                pool_timeout_ms=within_ms,
+            )
+        if store.inspect is not None:
+            store.inspect.store_now_ms()
+
     def _borrowed(self, borrowed: Borrowed) -> Store:
         if borrowed.pid != os.getpid():
             raise RuntimeError("client used after fork")
@@ -153,7 +182,11 @@ class Runtime:
                         listen=listen,
                     )
                 except RuntimeError as error:
-                    # No thread can be started, because the interpreter shuts down.
+                    if threading.main_thread().is_alive():
+                        raise StoreUnavailable(
+                            f"no connection pool: {error}"
+                        ) from error
+                    # The interpreter shuts down, and no thread can be started.
                     logger.debug("no pool: %s", error)
                 else:
                     self._owned.append(store)

@@ -17,7 +17,12 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from headgate_sync.envelope import Envelope
-from headgate_sync.errors import BackendError, InvalidRequest, LeaseRejected
+from headgate_sync.errors import (
+    BackendError,
+    InvalidRequest,
+    LeaseRejected,
+    StoreConflict,
+)
 from headgate_sync.inspection import Inspect
 from headgate_sync.lease import (
     Ack,
@@ -33,7 +38,7 @@ from headgate_sync.lease import (
 )
 from headgate_sync.lifecycle import Outcome
 
-AckError = LeaseRejected | BackendError
+AckError = LeaseRejected | BackendError | StoreConflict
 
 
 class Caps(IntFlag):
@@ -280,6 +285,8 @@ class Store(Protocol):
         Raises:
             InvalidRequest: an argument is out of range; nothing was written.
             LeaseRejected: the caller does not hold the job.
+            StoreConflict: the job stays locked by another transaction; nothing was
+                written, the same ack may be sent again.
         """
         ...
 
@@ -287,7 +294,8 @@ class Store(Protocol):
         """Settle up to 1,000 attempts in one commit, each judged under its own fence.
 
         Returns:
-            Per ack, in order, None or the error that it alone would have raised.
+            Per ack, in order, None or the error that it alone would have raised. With
+            `StoreConflict` it is undecided and may be sent again.
 
         Raises:
             InvalidRequest: more than 1,000.

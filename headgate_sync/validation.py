@@ -136,3 +136,37 @@ def check_duty(name: str, holder: str, lease_ms: int) -> None:
     check_name("name", name)
     check_name("holder", holder)
     check_lease_ms(lease_ms)
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Check that an argument is what its method takes.
+
+    Raises:
+        InvalidRequest: the text names the argument and both types.
+    """
+    if not isinstance(value, kind):
+        raise InvalidRequest(
+            f"{name} must be {kind.__name__}, got {type(value).__name__}"
+        )
+
+
+def check_job_id(job_id: str) -> None:
+    """Check an id that is looked up; one of no job is none of the faults.
+
+    Raises:
+        InvalidRequest: no text that a store can hold.
+    """
+    check_text("job_id", job_id)
+
+
+def check_texts(name: str, values: Sequence[str]) -> None:
+    """Check that an argument is a sequence of texts that a store can hold.
+
+    Raises:
+        InvalidRequest: the text names the argument.
+    """
+    if isinstance(values, str):
+        raise InvalidRequest(f"{name} must be a sequence of str, got one str")
+    check_sequence(name, values, str)
+    for value in values:
+        check_text(name, value)

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
-from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_payload
+from headgate_sync.envelope import (
+    MAX_INT32,
+    MAX_INT64,
+    check_int,
+    check_payload,
+    check_text,
+)
 from headgate_sync.errors import DuplicateJob, NotFound
 from headgate_sync.inspection import (
     MAX_JOBS,
@@ -23,7 +29,14 @@ from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_o
 from headgate_sync.memory.state import Job
 from headgate_sync.memory.upkeep import MemUpkeep
 from headgate_sync.search import JobFilter, read_cursor
-from headgate_sync.validation import check_count, check_limit, check_name
+from headgate_sync.validation import (
+    check_count,
+    check_job_id,
+    check_limit,
+    check_name,
+    check_texts,
+    check_type,
+)
 
 
 class MemInspect(MemUpkeep):
@@ -33,6 +46,8 @@ class MemInspect(MemUpkeep):
         self, job_id: str, *, include_payload: bool = False
     ) -> JobSummary | None:
         """One job with its whole history, or None."""
+        check_job_id(job_id)
+        check_type("include_payload", include_payload, bool)
         with self._rows.lock:
             job = self._rows.jobs.get(job_id)
             if job is None:
@@ -41,6 +56,7 @@ class MemInspect(MemUpkeep):
 
     def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:
         """Jobs in the order of at most 1,000 ids, missing ones left out."""
+        check_texts("ids", ids)
         check_count("ids", len(ids), MAX_JOBS)
         with self._rows.lock:
             found = [self._rows.jobs.get(job_id) for job_id in ids]
@@ -68,16 +84,25 @@ class MemInspect(MemUpkeep):
 
     def unfinished(self, queue: str) -> int:
         """Jobs of the queue that are in no terminal state."""
+        check_text("queue", queue)
         with self._rows.lock:
             found = self._rows.queues.get(queue)
             return 0 if found is None else found.unfinished
 
-    def distinct_kinds(self, limit: int) -> list[str]:
-        """Kinds among the first `limit` waiting jobs, sorted."""
+    def distinct_kinds(
+        self, limit: int, *, queues: Sequence[str] | None = None
+    ) -> list[str]:
+        """Kinds among up to `limit` waiting jobs, sorted."""
         check_limit(limit)
+        if queues is not None:
+            check_texts("queues", queues)
         with self._rows.lock:
-            waiting = (j.kind for j in self._rows.jobs.values() if j.state in WAITING)
-            return sorted(set(islice(waiting, limit)))
+            waiting = (j for j in self._rows.jobs.values() if j.state in WAITING)
+            if queues is not None:
+                waiting = (
+                    j for j in islice(waiting, MAX_SAMPLE) if j.queue in set(queues)
+                )
+            return sorted({job.kind for job in islice(waiting, limit)})
 
     def store_now_ms(self) -> int:
         """The store's clock."""
@@ -86,12 +111,14 @@ class MemInspect(MemUpkeep):
 
     def read_checkpoint(self, job_id: str) -> Checkpoint | None:
         """The newest checkpoint; None without the job."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._rows.jobs.get(job_id)
             return None if job is None else checkpoint_of(job)
 
     def promote_job(self, job_id: str) -> None:
         """Make a pending job available now."""
+        check_job_id(job_id)
         with self._rows.lock:
             now_ms = self._rows.clock.now_ms()
             job = self._job(job_id)
@@ -99,6 +126,7 @@ class MemInspect(MemUpkeep):
 
     def operator_retry(self, job_id: str) -> None:
         """Give a finished job one more run, now; the whole weight is charged again."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._job(job_id)
             if job.state not in sources_of(Event.OPERATOR_RETRY):
@@ -111,28 +139,33 @@ class MemInspect(MemUpkeep):
 
     def operator_cancel(self, job_id: str) -> None:
         """Cancel an unfinished job; the holder of a lease loses it."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._job(job_id)
             self._rows.move(job, Event.OPERATOR_CANCEL, self._rows.clock.now_ms())
 
     def delete_job(self, job_id: str) -> None:
         """Remove a job that is not running."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._job(job_id)
             self._rows.move(job, Event.OPERATOR_DELETE, self._rows.clock.now_ms())
 
     def reschedule_job(self, job_id: str, at_ms: int) -> None:
         """Move a scheduled or retryable job to another instant."""
+        check_job_id(job_id)
         self._reschedule(job_id, Event.OPERATOR_RESCHEDULE, at_ms)
 
     def schedule_pending(self, job_id: str, at_ms: int) -> None:
         """Turn a pending job into one that becomes available at an instant."""
+        check_job_id(job_id)
         self._reschedule(job_id, Event.SCHEDULE_PENDING, at_ms)
 
     def edit_payload(
         self, job_id: str, payload: bytes, *, schema_version: int, fingerprint: str
     ) -> None:
         """Replace payload, version and fingerprint of a job that is not running."""
+        check_job_id(job_id)
         check_payload(payload, schema_version, fingerprint)
 
         def change(job: Job) -> None:
@@ -151,6 +184,8 @@ class MemInspect(MemUpkeep):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
+        if cursor is not None:
+            check_text("cursor", cursor)
         before_ms, after = read_quarantine_cursor(cursor)
         with self._rows.lock:
             entries = [
@@ -164,6 +199,7 @@ class MemInspect(MemUpkeep):
 
     def quarantine_release(self, fingerprint: str) -> int:
         """Unregister a fingerprint and make its quarantined jobs available."""
+        check_text("fingerprint", fingerprint)
         with self._rows.lock:
             registered = fingerprint in self._rows.quarantine
             parked = self._rows.quarantined.get(fingerprint)
@@ -193,6 +229,7 @@ class MemInspect(MemUpkeep):
     def set_queue_paused(self, queue: str, paused: bool) -> None:
         """Let admission skip the queue, or not."""
         check_name("queue", queue)
+        check_type("paused", paused, bool)
         with self._rows.lock:
             found = self._rows.queue(queue)
             found.paused, found.is_configured = paused, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate_sync.envelope import check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import State
 from headgate_sync.memory.admission import Gate
@@ -18,6 +19,7 @@ from headgate_sync.policy import (
     RateClassConfig,
     check_policy_name,
 )
+from headgate_sync.validation import check_type
 
 
 class MemPolicies:
@@ -54,6 +56,7 @@ class MemPolicies:
 
     def upsert_rate_class(self, config: RateClassConfig) -> None:
         """Create or change a rate class."""
+        check_type("config", config, RateClassConfig)
         with self._rows.lock:
             self._gate.upsert_rate_class(
                 config.name,
@@ -74,6 +77,7 @@ class MemPolicies:
         """Let nothing of a class pass for a time."""
         check_policy_name("name", name)
         check_delay_ms(delay_ms)
+        check_text("reason", reason)
         with self._rows.lock:
             self._gate.pause(name, delay_ms, reason)
 
@@ -90,6 +94,7 @@ class MemPolicies:
 
     def upsert_concurrency_limit(self, config: Ceiling) -> None:
         """Create or change a ceiling."""
+        check_type("config", config, Ceiling)
         with self._rows.lock:
             if not self._gate.upsert_ceiling(config):
                 raise InvalidRequest(f"limit {config.name} counts something else")
@@ -104,7 +109,7 @@ class MemPolicies:
         self, queue: str, partition_key: str, quantum: int | None
     ) -> None:
         """Give a partition a share of its own."""
-        check_partition_quantum(queue, quantum)
+        check_partition_quantum(queue, partition_key, quantum)
         with self._rows.lock:
             self._gate.set_partition_quantum(queue, partition_key, quantum)
 

@@ -41,6 +41,9 @@ from headgate_sync.validation import (
     check_duty,
     check_limit,
     check_name,
+    check_sequence,
+    check_texts,
+    check_type,
     validate_enqueue,
 )
 
@@ -100,6 +103,7 @@ class MemStore:
 
     def admit(self, request: AdmitRequest) -> AdmissionBatch:
         """Decide what the worker may run; see `Store.admit`."""
+        check_type("request", request, AdmitRequest)
         with self._rows.lock:
             return self._gate.admit(request)
 
@@ -133,6 +137,7 @@ class MemStore:
 
     def ack_batch(self, acks: Sequence[Ack]) -> list[AckError | None]:
         """Settle up to 1,000 attempts, each judged alone; see `Store.ack_batch`."""
+        check_sequence("acks", acks, Ack)
         check_count("acks", len(acks), MAX_ACKS)
         answers: list[AckError | None] = []
         with self._rows.lock:
@@ -147,6 +152,7 @@ class MemStore:
 
     def renew(self, leases: Sequence[LeaseRef], *, lease_ms: int) -> list[LeaseRef]:
         """Extend leases and report the ones that are lost; see `Store.renew`."""
+        check_sequence("leases", leases, LeaseRef)
         check_lease_ms(lease_ms)
         lost = []
         with self._rows.lock:
@@ -162,6 +168,8 @@ class MemStore:
 
     def checkpoint(self, lease: LeaseRef, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint under the lease; see `Store.checkpoint`."""
+        check_type("lease", lease, LeaseRef)
+        check_type("checkpoint", checkpoint, Checkpoint)
         with self._rows.lock:
             job = held_job(self._rows, lease)
             job.charge_weight = checkpoint.remaining_weight
@@ -222,6 +230,7 @@ class MemStore:
         self, holder: str, names: Sequence[str], lease_ms: int
     ) -> dict[str, bool]:
         """`claim_duty` for many names; see `Store.duty_tick`."""
+        check_texts("names", names)
         for name in names:
             check_duty(name, holder, lease_ms)
         with self._rows.lock:

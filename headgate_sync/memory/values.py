@@ -16,6 +16,7 @@ from headgate_sync.lifecycle import Outcome
 from headgate_sync.memory.admission import Gate
 from headgate_sync.memory.settle import held_job, settle
 from headgate_sync.memory.state import Rows
+from headgate_sync.validation import check_job_id, check_type
 
 
 class MemResults:
@@ -34,6 +35,7 @@ class MemResults:
         actual_weight: int | None = None,
     ) -> None:
         """Ack success and store the result in the same write."""
+        check_type("result", result, JobResult)
         ack = Ack(
             lease=lease,
             outcome=Outcome.SUCCESS,
@@ -46,6 +48,7 @@ class MemResults:
 
     def read_result(self, job_id: str) -> JobResult | None:
         """The result, or None without the job or a result."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._rows.jobs.get(job_id)
             return None if job is None else job.result
@@ -59,6 +62,8 @@ class MemOutputs:
 
     def write_job_output(self, lease: LeaseRef, output: JobResult) -> JobOutput:
         """Publish under the lease."""
+        check_type("lease", lease, LeaseRef)
+        check_type("output", output, JobResult)
         with self._rows.lock:
             job = held_job(self._rows, lease)
             job.output = JobOutput(
@@ -71,6 +76,7 @@ class MemOutputs:
 
     def read_output(self, job_id: str) -> JobOutput | None:
         """The newest output, or None."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._rows.jobs.get(job_id)
             return None if job is None else job.output
@@ -86,6 +92,8 @@ class MemProgress:
         self, lease: LeaseRef, progress: ProgressUpdate
     ) -> JobProgress:
         """Report under the lease."""
+        check_type("lease", lease, LeaseRef)
+        check_type("progress", progress, ProgressUpdate)
         with self._rows.lock:
             job = held_job(self._rows, lease)
             job.progress = JobProgress(
@@ -99,6 +107,7 @@ class MemProgress:
 
     def read_progress(self, job_id: str) -> JobProgress | None:
         """The newest progress, or None."""
+        check_job_id(job_id)
         with self._rows.lock:
             job = self._rows.jobs.get(job_id)
             return None if job is None else job.progress

@@ -11,7 +11,7 @@ from attrs import frozen
 from psycopg.types.numeric import Int4, Int8
 
 from headgate_sync.envelope import MAX_INT32, MAX_INT64, MAX_RELATIVE_MS, check_int
-from headgate_sync.errors import BackendError, LeaseRejected
+from headgate_sync.errors import BackendError, LeaseRejected, StoreConflict, StoreError
 from headgate_sync.inspection import AttemptEntry
 from headgate_sync.lease import (
     MAX_HISTORY,
@@ -28,7 +28,11 @@ from headgate_sync.retry import (
     MAX_DOUBLINGS,
 )
 from headgate_sync.store import AckError
-from headgate_sync.validation import MAX_ACKS, check_count
+from headgate_sync.validation import MAX_ACKS, check_count, check_sequence
+
+# Renewals and operators hold a row for moments; who holds it longer is waited for by
+# trying again, so that the acks behind this one get through.
+LOCK_WAIT_MS = 500
 
 _EMPTY_CHECKPOINT = Checkpoint().to_json()
 
@@ -80,16 +84,24 @@ class Acker:
 
     def ack_batch(self, acks: Sequence[Ack]) -> list[AckError | None]:
         """Settle up to 1,000 attempts in one commit; see `Store.ack_batch`."""
+        check_sequence("acks", acks, Ack)
         check_count("acks", len(acks), MAX_ACKS)
         if not acks:
             return []
         try:
-            refused = self._refused(self._db.rows, acks)
+            answers = self._answers(self._db.rows, acks)
+            busy = [n for n, said in enumerate(answers) if _is_busy(said)]
+            if busy:
+                # In a transaction of their own: the others are settled by now.
+                late = self._answers(
+                    self._db.rows, [acks[n] for n in busy], lock_wait_ms=LOCK_WAIT_MS
+                )
+                for n, said in zip(busy, late, strict=True):
+                    answers[n] = said
+            return answers
         except BackendError as error:
             if len(acks) == 1:
                 return [error]
-        else:
-            return [refused.get(place) for place in range(len(acks))]
         # One member holds something that the database refuses: alone each is judged as
         # before, and only that one fails.
         return [answer for ack in acks for answer in self.ack_batch([ack])]
@@ -99,6 +111,7 @@ class Acker:
 
         Raises:
             LeaseRejected: the caller does not hold the job.
+            StoreConflict: another transaction holds the job locked.
         """
         for error in self.ack_batch([ack]):
             if error is not None:
@@ -109,9 +122,11 @@ class Acker:
 
         Raises:
             LeaseRejected: the caller does not hold the job; the transaction is usable.
+            StoreConflict: another transaction holds the job locked; this one is usable.
         """
-        for error in self._refused(session.rows, [ack]).values():
-            raise error
+        for error in self._answers(session.rows, [ack], lock_wait_ms=LOCK_WAIT_MS):
+            if error is not None:
+                raise error
 
     def checkpoint(self, lease: LeaseRef, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint under the lease; see `Store.checkpoint`."""
@@ -123,14 +138,28 @@ class Acker:
         """`checkpoint` in a transaction that somebody else will end."""
         _write_checkpoint(session.rows, lease, checkpoint)
 
-    def _refused(
-        self, rows: Callable[..., list[tuple[Any, ...]]], acks: Sequence[Ack]
-    ) -> dict[int, LeaseRejected]:
-        found = rows("ack", **self._columns(acks), **self._constants)
-        return {
-            place - 1: LeaseRejected(acks[place - 1].lease.job_id, missing=missing)
-            for place, missing in found
-        }
+    def _answers(
+        self,
+        rows: Callable[..., list[tuple[Any, ...]]],
+        acks: Sequence[Ack],
+        *,
+        lock_wait_ms: int = 0,
+    ) -> list[AckError | None]:
+        found = rows(
+            "ack",
+            **self._columns(acks),
+            **self._constants,
+            lock_wait_ms=Int4(lock_wait_ms),
+        )
+        answers: list[AckError | None] = [None] * len(acks)
+        for place, missing, busy in found:
+            job_id = acks[place - 1].lease.job_id
+            answers[place - 1] = (
+                StoreConflict(f"job {job_id} is locked by another transaction")
+                if busy
+                else LeaseRejected(job_id, missing=missing)
+            )
+        return answers
 
     def _columns(self, acks: Sequence[Ack]) -> dict[str, Any]:
         """The acks as columns; one that no ack of the batch uses is null as a whole."""
@@ -162,6 +191,10 @@ class Acker:
             ),
             "results": _column([ack.result and ack.result.data for ack in acks]),
         }
+
+
+def _is_busy(answer: StoreError | None) -> bool:
+    return isinstance(answer, StoreConflict)
 
 
 def _column(values: list[Any], width: type[int] | None = None) -> list[Any] | None:

@@ -16,6 +16,7 @@ from headgate_sync.lease import (
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.postgres.acks import Acker
 from headgate_sync.postgres.database import Database, Row
+from headgate_sync.validation import check_job_id, check_type
 
 
 class PgResults:
@@ -34,6 +35,7 @@ class PgResults:
         actual_weight: int | None = None,
     ) -> None:
         """Ack success and store the result in the same write."""
+        check_type("result", result, JobResult)
         self._acker.ack(
             Ack(
                 lease=lease,
@@ -46,6 +48,7 @@ class PgResults:
 
     def read_result(self, job_id: str) -> JobResult | None:
         """The result, or None without the job or a result."""
+        check_job_id(job_id)
         rows = self._db.rows("read_result", job_id=job_id)
         return JobResult(*rows[0]) if rows else None
 
@@ -58,6 +61,8 @@ class PgOutputs:
 
     def write_job_output(self, lease: LeaseRef, output: JobResult) -> JobOutput:
         """Publish under the lease."""
+        check_type("lease", lease, LeaseRef)
+        check_type("output", output, JobResult)
         rows = self._db.rows(
             "write_output",
             job_id=lease.job_id,
@@ -75,6 +80,7 @@ class PgOutputs:
 
     def read_output(self, job_id: str) -> JobOutput | None:
         """The newest output, or None."""
+        check_job_id(job_id)
         rows = self._db.rows("read_output", job_id=job_id)
         return JobOutput(*rows[0]) if rows else None
 
@@ -89,6 +95,8 @@ class PgProgress:
         self, lease: LeaseRef, progress: ProgressUpdate
     ) -> JobProgress:
         """Report under the lease."""
+        check_type("lease", lease, LeaseRef)
+        check_type("progress", progress, ProgressUpdate)
         rows = self._db.rows(
             "write_progress",
             job_id=lease.job_id,
@@ -108,6 +116,7 @@ class PgProgress:
 
     def read_progress(self, job_id: str) -> JobProgress | None:
         """The newest progress, or None."""
+        check_job_id(job_id)
         rows = self._db.rows("read_progress", job_id=job_id)
         return JobProgress(*rows[0]) if rows else None
 

@@ -327,9 +327,13 @@ class Database:
             self._verify = None
 
     @contextmanager
-    def checkout(self) -> Iterator[Session]:
-        """A live pooled connection in autocommit mode, given back as it was."""
-        connection = self._take()
+    def checkout(self, *, wait_s: float | None = None) -> Iterator[Session]:
+        """A live pooled connection in autocommit mode, given back as it was.
+
+        Args:
+            wait_s: how long to wait for one; None is the store's own time.
+        """
+        connection = self._take(self._wait_s if wait_s is None else wait_s)
         autocommit = connection.autocommit
         try:
             if not autocommit:
@@ -350,21 +354,27 @@ class Database:
         """
         self._discarded.put(checkout)
 
-    def _take(self) -> psycopg.Connection[Any]:
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
+
+        The sockets are the parent's, and the pool's own threads are not there.
+        """
         if os.getpid() != self._pid:
-            # The sockets are the parent's, and the pool's own threads are not here.
             raise RuntimeError("store used after fork: open it in the child process")
+
+    def _take(self, wait_s: float | None) -> psycopg.Connection[Any]:
+        self.check_process()
         while not self._discarded.empty():
             with suppress(Empty):  # another thread was faster
                 self._discarded.get_nowait().__exit__(None, None, None)
         try:
             for _ in range(self.pool.max_size):
-                connection: psycopg.Connection[Any] = self.pool.getconn(self._wait_s)
+                connection: psycopg.Connection[Any] = self.pool.getconn(wait_s)
                 if is_alive(connection):
                     return connection
                 connection.close()
                 self.pool.putconn(connection)
-            connection = self.pool.getconn(self._wait_s)
+            connection = self.pool.getconn(wait_s)
         except psycopg.Error as error:
             raise translate(error) from error
         return connection

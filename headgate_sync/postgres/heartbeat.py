@@ -44,9 +44,14 @@ class Heartbeat:
     def rows(self, name: str, limit_ms: int, /, **params: Any) -> list[Row]:
         """Run a statement file in a transaction of its own within a limit.
 
+        While the server accepts no further connection, one of the pool is used: waiting
+        for that has the same limit again.
+
         Raises:
             StoreUnavailable: no answer within the limit; what happened is not known.
+            RuntimeError: the store belongs to the parent process.
         """
+        self._db.check_process()
         limit_ms = max(limit_ms, MIN_LIMIT_MS)
         if not self._lock.acquire(timeout=limit_ms / 1000):
             raise StoreUnavailable("the heartbeat connection is busy")
@@ -58,7 +63,7 @@ class Heartbeat:
                     connection = self._slot.connection = self._connect(limit_ms)
                 except psycopg.Error as error:
                     logger.warning("no heartbeat connection, using the pool: %s", error)
-                    return self._db.rows(name, **params)
+                    return self._run_pooled(name, limit_ms, params)
             return self._run(connection, name, limit_ms, params)
         finally:
             self._lock.release()
@@ -82,6 +87,15 @@ class Heartbeat:
             # Whatever became of the statement, it ends with its connection.
             self._slot.empty()
             raise
+
+    def _run_pooled(
+        self, name: str, limit_ms: int, params: dict[str, Any]
+    ) -> list[Row]:
+        with (
+            self._db.checkout(wait_s=limit_ms / 1000) as session,
+            _cut_off_after(session.connection, limit_ms),
+        ):
+            return self._db.rows_on(session.connection, name, params)
 
     def _connect(self, limit_ms: int) -> psycopg.Connection[Any]:
         pool = self._pool

@@ -8,7 +8,13 @@ from typing import Any
 from attrs import asdict
 
 from headgate_sync.backlog import SAMPLE_ORDER
-from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_payload
+from headgate_sync.envelope import (
+    MAX_INT32,
+    MAX_INT64,
+    check_int,
+    check_payload,
+    check_text,
+)
 from headgate_sync.errors import (
     BackendError,
     DuplicateJob,
@@ -37,7 +43,14 @@ from headgate_sync.postgres.database import (
 from headgate_sync.postgres.rows import job_summary, read_checkpoint
 from headgate_sync.postgres.upkeep import PgUpkeep
 from headgate_sync.search import JobFilter, read_cursor
-from headgate_sync.validation import check_count, check_limit, check_name
+from headgate_sync.validation import (
+    check_count,
+    check_job_id,
+    check_limit,
+    check_name,
+    check_texts,
+    check_type,
+)
 
 UNSELECTIVE = "filter is not selective enough; add queue or state"
 
@@ -49,11 +62,14 @@ class PgInspect(PgUpkeep):
         self, job_id: str, *, include_payload: bool = False
     ) -> JobSummary | None:
         """One job with its whole history, or None."""
+        check_job_id(job_id)
+        check_type("include_payload", include_payload, bool)
         rows = self._db.look("get_job", job_id=job_id, include_payload=include_payload)
         return job_summary(rows[0]) if rows else None
 
     def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:
         """Jobs in the order of at most 1,000 ids, missing ones left out."""
+        check_texts("ids", ids)
         check_count("ids", len(ids), MAX_JOBS)
         if not ids:
             return []
@@ -94,12 +110,23 @@ class PgInspect(PgUpkeep):
 
     def unfinished(self, queue: str) -> int:
         """Jobs of the queue that are in no terminal state, from the counters."""
+        check_text("queue", queue)
         return int(self._db.look("unfinished", queue=queue)[0][0])
 
-    def distinct_kinds(self, limit: int) -> list[str]:
-        """Kinds among `limit` waiting jobs, sorted."""
+    def distinct_kinds(
+        self, limit: int, *, queues: Sequence[str] | None = None
+    ) -> list[str]:
+        """Kinds among up to `limit` waiting jobs, sorted."""
         check_limit(limit)
-        return [kind for (kind,) in self._db.look("distinct_kinds", max_sample=limit)]
+        if queues is not None:
+            check_texts("queues", queues)
+        rows = self._db.look(
+            "distinct_kinds",
+            max_jobs=limit,
+            max_sample=limit if queues is None else MAX_SAMPLE,
+            queues=None if queues is None else list(queues),
+        )
+        return [kind for (kind,) in rows]
 
     def store_now_ms(self) -> int:
         """The store's clock."""
@@ -107,15 +134,18 @@ class PgInspect(PgUpkeep):
 
     def read_checkpoint(self, job_id: str) -> Checkpoint | None:
         """The newest checkpoint; None without the job."""
+        check_job_id(job_id)
         rows = self._db.look("read_checkpoint", job_id=job_id)
         return read_checkpoint(*rows[0]) if rows else None
 
     def promote_job(self, job_id: str) -> None:
         """Make a pending job available now."""
+        check_job_id(job_id)
         self._steer(Event.OPERATOR_PROMOTE, "promote_job", job_id)
 
     def operator_retry(self, job_id: str) -> None:
         """Give a finished job one more run, now; the whole weight is charged again."""
+        check_job_id(job_id)
         for _ in range(CONFLICT_TRIES):
             try:
                 holder = self._steer(Event.OPERATOR_RETRY, "operator_retry", job_id)[1]
@@ -130,19 +160,23 @@ class PgInspect(PgUpkeep):
 
     def operator_cancel(self, job_id: str) -> None:
         """Cancel an unfinished job; the holder of a lease loses it."""
+        check_job_id(job_id)
         self._steer(Event.OPERATOR_CANCEL, "operator_cancel", job_id)
 
     def delete_job(self, job_id: str) -> None:
         """Remove a job that is not running, with all that belongs to it."""
+        check_job_id(job_id)
         self._steer(Event.OPERATOR_DELETE, "delete_job", job_id)
 
     def reschedule_job(self, job_id: str, at_ms: int) -> None:
         """Move a scheduled or retryable job to another instant; the past means now."""
+        check_job_id(job_id)
         check_int("at_ms", at_ms, 0, MAX_INT64)
         self._steer(Event.OPERATOR_RESCHEDULE, "reschedule_job", job_id, at_ms=at_ms)
 
     def schedule_pending(self, job_id: str, at_ms: int) -> None:
         """Turn a pending job into one that becomes available at an instant."""
+        check_job_id(job_id)
         check_int("at_ms", at_ms, 0, MAX_INT64)
         self._steer(Event.SCHEDULE_PENDING, "schedule_pending", job_id, at_ms=at_ms)
 
@@ -150,6 +184,7 @@ class PgInspect(PgUpkeep):
         self, job_id: str, payload: bytes, *, schema_version: int, fingerprint: str
     ) -> None:
         """Replace payload, version and fingerprint of a job that is not running."""
+        check_job_id(job_id)
         check_payload(payload, schema_version, fingerprint)
         self._steer(
             Event.EDIT_PAYLOAD,
@@ -165,6 +200,8 @@ class PgInspect(PgUpkeep):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
+        if cursor is not None:
+            check_text("cursor", cursor)
         before_ms, after = read_quarantine_cursor(cursor)
         rows = self._db.look(
             "quarantine_list", before_ms=before_ms, after=after, max_entries=limit
@@ -182,6 +219,7 @@ class PgInspect(PgUpkeep):
 
     def quarantine_release(self, fingerprint: str) -> int:
         """Unregister a fingerprint and make its quarantined jobs available."""
+        check_text("fingerprint", fingerprint)
         for _ in range(CONFLICT_TRIES):
             try:
                 [(moved,)] = self._db.rows(
@@ -204,6 +242,7 @@ class PgInspect(PgUpkeep):
     def set_queue_paused(self, queue: str, paused: bool) -> None:
         """Let admission skip the queue, or not."""
         check_name("queue", queue)
+        check_type("paused", paused, bool)
         self._db.rows("set_queue_paused", queue=queue, paused=paused)
 
     def set_queue_weight(self, queue: str, weight: int) -> None:

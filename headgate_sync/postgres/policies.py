@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from operator import itemgetter
 
+from headgate_sync.envelope import check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.policies import (
     MAX_WAITING,
@@ -20,6 +21,7 @@ from headgate_sync.policy import (
     check_policy_name,
 )
 from headgate_sync.postgres.database import Database
+from headgate_sync.validation import check_type
 
 
 class PgPolicies:
@@ -59,6 +61,7 @@ class PgPolicies:
 
     def upsert_rate_class(self, config: RateClassConfig) -> None:
         """Create or change a rate class."""
+        check_type("config", config, RateClassConfig)
         self._db.rows(
             "upsert_rate_class",
             name=config.name,
@@ -82,6 +85,7 @@ class PgPolicies:
         """Let nothing of a class pass for a time."""
         check_policy_name("name", name)
         check_delay_ms(delay_ms)
+        check_text("reason", reason)
         self._db.rows("pause_rate_class", name=name, delay_ms=delay_ms, reason=reason)
 
     def resume_rate_class(self, name: str) -> bool:
@@ -107,6 +111,7 @@ class PgPolicies:
 
     def upsert_concurrency_limit(self, config: Ceiling) -> None:
         """Create or change a ceiling."""
+        check_type("config", config, Ceiling)
         [(same,)] = self._db.rows(
             "upsert_concurrency_limit",
             name=config.name,
@@ -128,7 +133,7 @@ class PgPolicies:
         self, queue: str, partition_key: str, quantum: int | None
     ) -> None:
         """Give a partition a share of its own."""
-        check_partition_quantum(queue, quantum)
+        check_partition_quantum(queue, partition_key, quantum)
         self._db.rows(
             "set_partition_quantum",
             queue=queue,

@@ -25,7 +25,7 @@ from headgate_sync.lease import (
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
+from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS, UPKEEP_INTERVAL_MS
 from headgate_sync.postgres.acks import Acker, RetryOptions, random_jitter
 from headgate_sync.postgres.capabilities import PgOutputs, PgProgress, PgResults
 from headgate_sync.postgres.database import DEFAULT_SCHEMA, Database, Pool
@@ -43,7 +43,14 @@ from headgate_sync.retry import (
     DEFAULT_RETRY_CAP_MS,
 )
 from headgate_sync.store import AckError, Caps, derived_caps
-from headgate_sync.validation import check_duty, check_limit, check_name
+from headgate_sync.validation import (
+    check_duty,
+    check_limit,
+    check_name,
+    check_sequence,
+    check_texts,
+    check_type,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +60,6 @@ DEFAULT_POOL_TIMEOUT_MS = 10_000
 # The pool doubles the pauses between its tries to connect. Once it gave up, the next
 # call makes it try at once, so that a long outage is followed by no long pause.
 RECONNECT_TIMEOUT_S = 5
-# The promoter's further work, the gate's upkeep, has no due row to look for.
-UPKEEP_INTERVAL_MS = 30_000
 HEALTH_TIMEOUT_MS = 1_000
 
 _GATE = {name: Int4(value) for name, value in GATE_CONSTANTS.items()}
@@ -202,6 +207,7 @@ class PgStore:
 
     def admit(self, request: AdmitRequest) -> AdmissionBatch:
         """Decide what the worker may run; see `Store.admit`."""
+        check_type("request", request, AdmitRequest)
         if not request.queues or not request.capacity:
             return AdmissionBatch()
         rows = self._db.rows(
@@ -255,6 +261,7 @@ class PgStore:
 
         On the heartbeat connection a call takes a third of the lease at most.
         """
+        check_sequence("leases", leases, LeaseRef)
         check_lease_ms(lease_ms)
         if not leases:
             return []
@@ -272,6 +279,8 @@ class PgStore:
 
     def checkpoint(self, lease: LeaseRef, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint under the lease; see `Store.checkpoint`."""
+        check_type("lease", lease, LeaseRef)
+        check_type("checkpoint", checkpoint, Checkpoint)
         self._acker.checkpoint(lease, checkpoint)
 
     def reclaim_expired(self, limit: int) -> list[Reclaimed]:
@@ -320,6 +329,7 @@ class PgStore:
         self, holder: str, names: Sequence[str], lease_ms: int
     ) -> dict[str, bool]:
         """`claim_duty` for many names; see `Store.duty_tick`."""
+        check_texts("names", names)
         for name in names:
             check_duty(name, holder, lease_ms)
         if not names:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -16,15 +17,24 @@ from typing import Any
 from tenacity import (
     Retrying,
     retry_if_exception_type,
+    sleep_using_event,
     stop_after_delay,
     wait_exponential,
 )
 
 from headgate_sync.app import Headgate
 from headgate_sync.durations import duration_ms
-from headgate_sync.errors import ConfigurationError, HeadgateError, StoreUnavailable
+from headgate_sync.envelope import check_int
+from headgate_sync.errors import (
+    ConfigurationError,
+    HeadgateError,
+    InvalidRequest,
+    StoreUnavailable,
+)
+from headgate_sync.lease import MAX_CAPACITY, MAX_LEASE_MS
 from headgate_sync.registry import Registry
-from headgate_sync.worker.config import WorkerConfig
+from headgate_sync.validation import check_name
+from headgate_sync.worker.config import WorkerConfig, check_worker_id
 from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
 from headgate_sync.worker.worker import Worker
 
@@ -32,6 +42,7 @@ logger = logging.getLogger("headgate_sync.worker")
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FLUSH_S = 1.0
+EXIT_INTERRUPTED = 130
 # Service threads that wait for a database that is away are waited for in turn.
 JOINS_MS = 4_000
 
@@ -137,14 +148,20 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
     queues = None
     if arguments.queues is not None:
         queues = [part.strip() for part in arguments.queues.split(",") if part.strip()]
-    patience_ms = duration_ms("--connect-timeout", arguments.connect_timeout)
+    patience_ms = _check_options(arguments, queues)
+    until_s = time.monotonic() + patience_ms / 1000
     connected = Retrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_exponential(multiplier=0.1, max=1),
         stop=stop_after_delay(patience_ms / 1000),
+        sleep=sleep_using_event(threading.Event()),
         reraise=True,
     )
-    connected(_ask, facade)
+
+    def ask() -> None:
+        facade._runtime.ask(max(1, int((until_s - time.monotonic()) * 1000)))
+
+    connected(ask)
     return facade.worker(
         queues=queues,
         threads=arguments.threads,
@@ -155,10 +172,30 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
     )
 
 
-def _ask(facade: Headgate) -> None:
-    """One call, which also checks that the tables are those of this release."""
-    if facade.store.inspect is not None:
-        facade.store.inspect.store_now_ms()
+def _check_options(arguments: argparse.Namespace, queues: list[str] | None) -> int:
+    """Check what was typed, under the names that were typed.
+
+    Returns:
+        How long to wait for the database, in milliseconds.
+
+    Raises:
+        InvalidRequest: out of range; the text names the option.
+    """
+    if queues is not None:
+        if not queues:
+            raise InvalidRequest("--queues must name at least one queue")
+        for queue in queues:
+            check_name("--queues", queue)
+    check_int("--threads", arguments.threads, 1, MAX_CAPACITY)
+    if arguments.worker_id is not None:
+        check_worker_id("--worker-id", arguments.worker_id)
+    lease_ms = duration_ms("--lease", arguments.lease)
+    if lease_ms > MAX_LEASE_MS:
+        raise InvalidRequest(
+            f"--lease is {arguments.lease!r}, the limit is {MAX_LEASE_MS} ms"
+        )
+    duration_ms("--shutdown-timeout", arguments.shutdown_timeout, minimum_ms=0)
+    return duration_ms("--connect-timeout", arguments.connect_timeout)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
     except HeadgateError as error:
         print(f"headgate worker: {error}".partition("\n")[0], file=sys.stderr)
         return EXIT_CONFIGURATION
+    except KeyboardInterrupt:  # while it was waiting for the database
+        return EXIT_INTERRUPTED
     if status.abandoned:
         _end_now(status.code)
     facade.close()

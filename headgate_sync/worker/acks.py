@@ -189,12 +189,18 @@ class AckBox:
         self, flight: list[Outgoing], answers: Sequence[Exception | None]
     ) -> None:
         refused: list[tuple[Outgoing, Exception]] = []
+        undecided: list[Outgoing] = []
+        conflict: StoreUnavailable | None = None
         over: list[LiveAttempt] = []
         for out, answer in zip(flight, answers, strict=True):
             if answer is None or self._was_done_before(out, answer):
                 self._accepted(out.attempt, out.ack)
             elif isinstance(answer, LeaseRejected):
                 self._log_lost(out, answer)
+            elif isinstance(answer, StoreUnavailable):
+                undecided.append(out)
+                conflict = answer
+                continue
             else:
                 refused.append((out, answer))
                 continue
@@ -202,6 +208,8 @@ class AckBox:
         self._inflight.conclude(over)
         if refused:
             self._send_plain(refused)
+        if conflict is not None and self._wait_again(undecided, conflict):
+            raise conflict
 
     def _was_done_before(self, out: Outgoing, answer: Exception) -> bool:
         """The store refuses what it did take before, or the handler's own commit."""

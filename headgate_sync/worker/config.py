@@ -128,7 +128,8 @@ class WorkerConfig:
         for name in ("shutdown_timeout", "cancel_grace"):
             duration_ms(name, getattr(self, name), minimum_ms=0)
         check_lease_ms(self.lease_ms)
-        self._check_worker_id()
+        if self.worker_id is not None:
+            check_worker_id("worker_id", self.worker_id)
         # The request that every admit repeats: its own checks cover queues and quantum.
         AdmitRequest(
             worker=self.worker_id or "",
@@ -147,18 +148,6 @@ class WorkerConfig:
                     f"{name} is {getattr(self, name)!r}, "
                     f"allowed is {' or '.join(allowed)}"
                 )
-
-    def _check_worker_id(self) -> None:
-        if self.worker_id is None:
-            return
-        check_text("worker_id", self.worker_id)
-        if not self.worker_id.isascii() or not (
-            1 <= len(self.worker_id) <= MAX_WORKER_ID_BYTES
-        ):
-            raise InvalidRequest(
-                f"worker_id is {self.worker_id!r}, "
-                f"allowed are 1 to {MAX_WORKER_ID_BYTES} ASCII bytes"
-            )
 
     @property
     def lease_ms(self) -> int:
@@ -184,6 +173,23 @@ class WorkerConfig:
     def duty_interval_ms(self) -> int:
         """How often the upkeep is looked at."""
         return duration_ms("duty_interval", self.duty_interval)
+
+
+def check_worker_id(name: str, worker_id: str) -> None:
+    """Check the identity of a worker.
+
+    Args:
+        name: how the error text calls it.
+
+    Raises:
+        InvalidRequest: not 1 to 200 ASCII bytes.
+    """
+    check_text(name, worker_id)
+    if not worker_id.isascii() or not 1 <= len(worker_id) <= MAX_WORKER_ID_BYTES:
+        raise InvalidRequest(
+            f"{name} is {worker_id!r}, "
+            f"allowed are 1 to {MAX_WORKER_ID_BYTES} ASCII bytes"
+        )
 
 
 def make_worker_id() -> str:

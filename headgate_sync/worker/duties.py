@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from headgate_sync.errors import StoreError
 from headgate_sync.inspection import Inspect
+from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
 from headgate_sync.store import Store
 
 logger = logging.getLogger(__name__)
@@ -17,9 +18,7 @@ PROMOTE_LIMIT = 10_000
 QUARANTINE_LIMIT = 1_000
 EVICT_LIMIT = 1_000
 OPERATION_BATCH = 500
-FOLD_LIMIT = 256
 RECONCILE_LIMIT = 100
-GATE_UPKEEP_S = 30.0
 HUNG_S = 60.0
 
 
@@ -157,7 +156,12 @@ def built_in_duties(store: Store, now_s: Callable[[], float]) -> list[Duty]:
     """The duties that this store can do."""
     duties = [
         Duty("reclaimer", lambda: _reclaim(store), now_s=now_s),
-        Duty("promoter", lambda: _promote(store), now_s=now_s, every_s=GATE_UPKEEP_S),
+        Duty(
+            "promoter",
+            lambda: _promote(store),
+            now_s=now_s,
+            every_s=UPKEEP_INTERVAL_MS / 1000,
+        ),
         Duty("retention", lambda: _evict(store), now_s=now_s),
     ]
     inspect = store.inspect
@@ -209,15 +213,15 @@ def _promote(store: Store) -> bool:
         promoted = store.promote_due(PROMOTE_LIMIT)
     finally:
         folded = _fold(store)
-    return promoted >= PROMOTE_LIMIT or folded >= FOLD_LIMIT
+    return promoted >= PROMOTE_LIMIT or folded >= FOLD_MAX
 
 
 def _fold(store: Store) -> int:
     if store.maintenance is None:
         return 0
     try:
-        folded = store.maintenance.gate_fold(FOLD_LIMIT)
-        if folded < FOLD_LIMIT and (
+        folded = store.maintenance.gate_fold(FOLD_MAX)
+        if folded < FOLD_MAX and (
             wrong := store.maintenance.gate_reconcile(RECONCILE_LIMIT)
         ):
             logger.warning("the gate's counters were wrong for %d partitions", wrong)

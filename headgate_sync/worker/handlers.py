@@ -74,7 +74,7 @@ class HandlerThreads:
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
-            if thread.ident not in but:
+            if thread.ident is not None and thread.ident not in but:
                 thread.join(max(0.0, until_s - time.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
 

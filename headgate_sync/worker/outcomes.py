@@ -206,7 +206,7 @@ class Judge:
     ) -> bool:
         try:
             return bool((is_failure or self.is_failure)(error))
-        except Exception:
+        except BaseException:  # user code
             logger.exception("is_failure failed; the attempt counts as failed")
             return True
 
@@ -235,7 +235,7 @@ def _summary(error: BaseException) -> str:
         name = f"{cls.__module__}.{name}"
     try:
         text = str(error)
-    except Exception as broken:
+    except BaseException as broken:  # user code, too
         text = f"(no text: {type(broken).__name__})"
     panics = isinstance(error, MemoryError | RecursionError) or not isinstance(
         error, Exception | AttemptCancelled
@@ -248,7 +248,7 @@ def _trace(error: BaseException) -> str:
         report = traceback.TracebackException.from_exception(error, compact=True)
         _leave_out_own_frames(report)
         return "".join(report.format()).rstrip("\n")
-    except Exception as broken:
+    except BaseException as broken:
         return f"(no traceback: {type(broken).__name__})"
 
 
@@ -269,9 +269,17 @@ def _delay_ms(
     envelope: Envelope, error: BaseException, policy: RetryPolicy | None
 ) -> int | None:
     """The delay that the policy or the exception asks for; None is the store's."""
-    after = getattr(error, "retry_after", None)
-    if isinstance(after, timedelta) and after >= timedelta(milliseconds=1):
-        return min(duration_ms("retry_after", after), MAX_POLICY_DELAY_MS)
+    try:
+        after = getattr(error, "retry_after", None)
+        if isinstance(after, timedelta) and after >= timedelta(milliseconds=1):
+            return min(duration_ms("retry_after", after), MAX_POLICY_DELAY_MS)
+    except BaseException:  # a property of the user's exception
+        logger.warning(
+            "job %s (queue %s): retry_after cannot be read",
+            envelope.id,
+            envelope.queue,
+            exc_info=True,
+        )
     if policy is None:
         return None
     info = RetryInfo(
@@ -285,7 +293,7 @@ def _delay_ms(
     )
     try:
         return min(policy_delay_ms(policy, info), MAX_POLICY_DELAY_MS)
-    except Exception:
+    except BaseException:  # user code
         logger.warning(
             "job %s (queue %s): the retry policy failed, the store's delay is used",
             envelope.id,

@@ -92,6 +92,7 @@ class Runner:
 
     def _attempt(self, binding: Binding, attempt: LiveAttempt) -> Verdict | None:
         context = attempt.context = JobContext(attempt)
+        attempt.retry = binding.retry
         try:
             value = self._context.copy().run(self._enter, binding, context, attempt)
         except BaseException as error:  # the boundary around user code

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -16,7 +17,10 @@ from attrs import frozen
 from tenacity import (
     Retrying,
     retry_if_exception_type,
+    sleep_using_event,
     stop_after_delay,
+    stop_any,
+    stop_when_event_set,
     wait_exponential,
 )
 
@@ -205,20 +209,59 @@ class Drain:
         ]
         released: list[int] = []
         if running:
-            within(
+            given_up = threading.Event()
+            self._within_or_hurried(
                 window_s + STORE_GRACE_S,
                 "release",
-                lambda: released.append(release(self._store, running, window_s)),
+                lambda: released.append(
+                    release(self._store, running, window_s, given_up=given_up)
+                ),
             )
+            given_up.set()
         self._inflight.conclude(running)
         return sum(released)
 
+    def _within_or_hurried(
+        self, seconds: float, name: str, work: Callable[[], object]
+    ) -> None:
+        """`within`, which a signal that comes meanwhile cuts short, too."""
+        was_hurried, done = self._hurried(), threading.Event()
 
-def release(store: Store, attempts: Sequence[LiveAttempt], window_s: float) -> int:
+        def do() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+                self._bell.ring()
+
+        until_s = time.monotonic() + seconds
+        thread = threading.Thread(target=do, name=f"headgate-{name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.error("%s is left out: %s", name, error)
+            return
+        while not done.is_set() and (was_hurried or not self._hurried()):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._bell.wait(left_s)
+        if not done.is_set():
+            logger.warning("%s is not over and is left behind", name)
+
+
+def release(
+    store: Store,
+    attempts: Sequence[LiveAttempt],
+    window_s: float,
+    *,
+    given_up: threading.Event | None = None,
+) -> int:
     """Hand jobs back because the worker ends; no attempt and no crash is counted.
 
     Args:
         window_s: how long an outage of the store is waited out.
+        given_up: ends the waiting when it is set.
 
     Returns:
         How many the store took.
@@ -232,10 +275,12 @@ def release(store: Store, attempts: Sequence[LiveAttempt], window_s: float) -> i
         )
         for attempt in attempts
     ]
+    over = given_up or threading.Event()
     retrying = Retrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_exponential(multiplier=0.1, max=2),
-        stop=stop_after_delay(window_s),
+        stop=stop_any(stop_after_delay(window_s), stop_when_event_set(over)),
+        sleep=sleep_using_event(over),
         reraise=True,
     )
     released = 0
@@ -260,7 +305,11 @@ def within(seconds: float, name: str, work: Callable[[], object]) -> None:
     It goes on, on a daemon thread, when the time is over.
     """
     thread = threading.Thread(target=work, name=f"headgate-{name}", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        logger.error("%s is left out: %s", name, error)
+        return
     thread.join(seconds)
     if thread.is_alive():
         logger.warning("%s took over %.1f s and is left behind", name, seconds)

@@ -128,6 +128,9 @@ class Watchdog:
             return
         if attempt.completing:
             return  # its row is locked by its own commit; an ack would wait for that
-        ack = ack_of(attempt, self._judge.timed_out(attempt, None, tail=STILL_RUNNING))
+        verdict = self._judge.timed_out(
+            attempt, None, retry=attempt.retry, tail=STILL_RUNNING
+        )
+        ack = ack_of(attempt, verdict)
         if self._inflight.settle(attempt):
             self._acks.submit_apart(attempt, ack)

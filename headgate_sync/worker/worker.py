@@ -279,24 +279,36 @@ class Worker:
             self._config.capacity,
         )
         within(KINDS_S, "kinds", self._warn_of_unknown_kinds)
-        self._handlers.start()
-        self._watch.watch(
-            [lp for name, lp in self._loops.items() if name != "watchdog"]
-        )
-        for loop in self._loops.values():
-            loop.start()
         try:
+            self._start_threads()
             self._supervise()
         except KeyboardInterrupt:
             # Where the caller keeps Python's own handler for it.
             self._stopping = True
         return self._shut_down()
 
+    def _start_threads(self) -> None:
+        """Start everything, or note what could not be: the others are ended then."""
+        try:
+            self._handlers.start()
+            self._watch.watch(
+                [lp for name, lp in self._loops.items() if name != "watchdog"]
+            )
+            for loop in self._loops.values():
+                loop.start()
+        except RuntimeError:
+            self._dead_loop = "start"
+            logger.critical(
+                "no more threads can be started; the worker ends", exc_info=True
+            )
+
     def _warn_of_unknown_kinds(self) -> None:
         if self._store.inspect is None:
             return
         try:
-            kinds = self._store.inspect.distinct_kinds(KINDS_LOOKED_AT)
+            kinds = self._store.inspect.distinct_kinds(
+                KINDS_LOOKED_AT, queues=self._config.queues
+            )
         except StoreError as error:
             logger.warning("waiting kinds not looked at: %s", error)
             return

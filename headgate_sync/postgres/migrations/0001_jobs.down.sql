@@ -6,6 +6,7 @@ DROP TABLE {schema}.headgate_tally;
 DROP TABLE {schema}.headgate_enqueue_policy;
 DROP TABLE {schema}.headgate_duty;
 DROP TABLE {schema}.headgate_effect;
+DROP TABLE {schema}.headgate_extension;
 DROP TABLE {schema}.headgate_throttle;
 DROP TABLE {schema}.headgate_job_tag;
 ALTER TABLE {schema}.headgate_job DROP CONSTRAINT headgate_job_sound;

@@ -164,6 +164,13 @@ CREATE TABLE {schema}.headgate_throttle (
   expires_at_ms bigint NOT NULL
 );
 
+-- Extensions of leases whose rows could not be written, because another transaction held them locked; see headgate_renew.
+CREATE TABLE {schema}.headgate_extension (
+  job_seq bigint PRIMARY KEY,
+  lease_id text COLLATE "C" NOT NULL,
+  expires_at_ms bigint NOT NULL
+) WITH (fillfactor = 50);
+
 CREATE TABLE {schema}.headgate_effect (
   key text COLLATE "C" PRIMARY KEY,
   claimed_at_ms bigint NOT NULL

@@ -103,17 +103,21 @@ END $$;
 -- Arguments: per ack its lease, outcome and what goes with it; arrays of one length, or null where no ack brings that.
 --            firsts: false where an earlier ack shows the same lease; null when none does. delays_ms: as asked for, null for the default backoff, to which jitters_ms is added; pauses_ms:
 --            for the class of a rate-limited job. details: the history entry as far as the caller knows it, null for none.
--- Rows:      place (from 1) of each ack that was refused, and whether the job is gone.
+--            lock_wait_ms: 0 leaves rows alone that are locked elsewhere; else how long to wait for each of them.
+-- Rows:      place (from 1) of each ack that was not settled; whether the job is gone; whether its row was locked
+--            elsewhere, which decides nothing.
 -- Locks:     the job rows in seq order, then the rate classes by name.
 CREATE FUNCTION {schema}.headgate_ack(
   p_job_ids text[], p_lease_ids text[], p_fences bigint[], p_firsts boolean[], p_outcomes text[],
   p_delays_ms bigint[], p_jitters_ms bigint[], p_pauses_ms bigint[], p_details text[], p_latencies_ms integer[],
   p_error_codes text[], p_reason_codes text[], p_actual_weights integer[], p_result_versions integer[],
-  p_results bytea[], p_retry_base_ms bigint, p_retry_cap_ms bigint, p_max_doublings integer, p_max_history integer)
-  RETURNS TABLE (place bigint, missing boolean)
+  p_results bytea[], p_retry_base_ms bigint, p_retry_cap_ms bigint, p_max_doublings integer, p_max_history integer,
+  p_lock_wait_ms integer)
+  RETURNS TABLE (place bigint, missing boolean, busy boolean)
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET lock_timeout = 0
   AS $$
 #variable_conflict use_column
 DECLARE
@@ -125,12 +129,30 @@ DECLARE
   v_now bigint;
 BEGIN
   -- A lease and not the state, which would invite the planner to walk a partial index of all running jobs.
-  v_tids := ARRAY (
-    SELECT job.ctid
-    FROM {schema}.headgate_job AS job
-    WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
-    ORDER BY job.seq
-    FOR UPDATE);
+  IF p_lock_wait_ms > 0 THEN
+    BEGIN
+      PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
+      v_tids := ARRAY (
+        SELECT job.ctid
+        FROM {schema}.headgate_job AS job
+        WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
+        ORDER BY job.seq
+        FOR UPDATE);
+      PERFORM set_config('lock_timeout', '0', true);
+    EXCEPTION WHEN lock_not_available THEN
+      v_tids := NULL;
+    END;
+  END IF;
+  -- Who waits for one row must not hold others that its holder may want next: either all are waited for in one order, or
+  -- none is, and what is locked is left for a later call.
+  IF v_tids IS NULL THEN
+    v_tids := ARRAY (
+      SELECT job.ctid
+      FROM {schema}.headgate_job AS job
+      WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
+      ORDER BY job.seq
+      FOR UPDATE SKIP LOCKED);
+  END IF;
 
   IF p_actual_weights IS NOT NULL OR p_pauses_ms IS NOT NULL THEN
     SELECT array_agg(held.tid), array_agg(held.actual_weight), array_agg(held.pause_ms)
@@ -252,11 +274,12 @@ BEGIN
   SELECT given.place,
     job.id IS NULL AND NOT EXISTS (
       SELECT FROM unnest(v_held) AS held (place)
-      WHERE held.place > given.place AND p_job_ids[held.place] = given.job_id)
+      WHERE held.place > given.place AND p_job_ids[held.place] = given.job_id),
+    coalesce(job.lease_id = given.lease_id AND job.fence = given.fence, false)
   FROM unnest(p_job_ids, p_lease_ids, p_fences, p_outcomes) WITH ORDINALITY
     AS given (job_id, lease_id, fence, outcome, place)
   LEFT JOIN LATERAL (
-    SELECT found.id, found.fence, found.settled_lease_id, found.settled_outcome
+    SELECT found.id, found.fence, found.lease_id, found.settled_lease_id, found.settled_outcome
     FROM {schema}.headgate_job AS found
     WHERE found.id = given.job_id
     LIMIT 1
@@ -271,8 +294,17 @@ END $$;
 --
 -- Arguments: leases as arrays of one length; lease_ms.
 -- Rows:      place (from 1) of each lease that is lost.
--- Locks:     the job rows in seq order; a row that is locked elsewhere is neither extended nor lost, since nobody can
---            take its lease away meanwhile.
+-- Locks:     the job rows in seq order, skipping what is locked; then rows of headgate_extension by seq.
+--
+-- A row that is locked elsewhere is not lost: its handler may be committing, an operator may look at it. Nor can it be
+-- written, so the extension goes beside it, where the reclaimer looks too: once the lock is gone, the row's own instant
+-- may have passed, and the worker, whose renewal was confirmed, must not lose the job before its next beat.
+--
+-- The extension is written only while the lease has not run out by what is committed. Then whoever holds the lock is no
+-- reclaimer, which locks none but expired rows; and a reclaimer that reads its clock after the expiry takes its snapshot
+-- after this commit, and sees the extension. With a lease that has run out the lock may be a reclaimer's, so nothing is
+-- promised beyond the answer: the worker has told the handler to stop by then, on its own clock, and the next beat judges
+-- what the lock left.
 CREATE FUNCTION {schema}.headgate_renew(p_job_ids text[], p_lease_ids text[], p_fences bigint[], p_lease_ms bigint)
   RETURNS TABLE (place bigint)
   LANGUAGE plpgsql VOLATILE
@@ -282,12 +314,13 @@ CREATE FUNCTION {schema}.headgate_renew(p_job_ids text[], p_lease_ids text[], p_
 #variable_conflict use_column
 DECLARE
   v_tids tid[];
+  v_seqs bigint[];
   v_now bigint;
 BEGIN
-  SELECT array_agg(locked.tid) INTO v_tids
+  SELECT array_agg(locked.tid), array_agg(locked.seq) INTO v_tids, v_seqs
   FROM unnest(p_job_ids, p_lease_ids, p_fences) AS given (job_id, lease_id, fence)
   JOIN (
-    SELECT job.ctid AS tid, job.id, job.lease_id, job.fence
+    SELECT job.ctid AS tid, job.seq, job.id, job.lease_id, job.fence
     FROM {schema}.headgate_job AS job
     WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
     ORDER BY job.seq
@@ -298,10 +331,30 @@ BEGIN
   UPDATE {schema}.headgate_job AS job
   SET lease_expires_at_ms = v_now + p_lease_ms
   WHERE job.ctid = ANY (v_tids);
+  -- What stood beside the row would outlast a lease that is shortened now.
+  DELETE FROM {schema}.headgate_extension AS extension WHERE extension.job_seq = ANY (v_seqs);
 
   IF cardinality(v_tids) = cardinality(p_job_ids) THEN
     RETURN;
   END IF;
+
+  INSERT INTO {schema}.headgate_extension AS extension (job_seq, lease_id, expires_at_ms)
+  SELECT job.seq, job.lease_id, v_now + p_lease_ms
+  FROM unnest(p_job_ids, p_lease_ids, p_fences) AS given (job_id, lease_id, fence)
+  CROSS JOIN LATERAL (
+    SELECT found.seq, found.lease_id, found.fence, found.lease_expires_at_ms,
+      (SELECT beside.expires_at_ms FROM {schema}.headgate_extension AS beside
+        WHERE beside.job_seq = found.seq AND beside.lease_id = found.lease_id) AS extended_to_ms
+    FROM {schema}.headgate_job AS found
+    WHERE found.id = given.job_id
+    LIMIT 1
+  ) AS job
+  WHERE job.lease_id = given.lease_id AND job.fence = given.fence AND job.seq <> ALL (coalesce(v_seqs, ARRAY[]::bigint[]))
+    AND greatest(job.lease_expires_at_ms, job.extended_to_ms) > v_now
+  ORDER BY job.seq
+  ON CONFLICT (job_seq) DO UPDATE
+  SET lease_id = excluded.lease_id, expires_at_ms = excluded.expires_at_ms;
+
   RETURN QUERY
   SELECT given.place
   FROM unnest(p_job_ids, p_lease_ids, p_fences) WITH ORDINALITY AS given (job_id, lease_id, fence, place)

@@ -29,10 +29,16 @@ BEGIN
     SELECT job.ctid AS tid, job.seq
     FROM {schema}.headgate_job AS job
     WHERE job.state = 'running' AND job.lease_expires_at_ms <= v_now
+      -- A renewal that met the row locked went beside it; see headgate_renew.
+      AND NOT EXISTS (
+        SELECT FROM {schema}.headgate_extension AS extension
+        WHERE extension.job_seq = job.seq AND extension.lease_id = job.lease_id AND extension.expires_at_ms > v_now)
     ORDER BY job.lease_expires_at_ms, job.seq
     LIMIT p_limit
     FOR UPDATE SKIP LOCKED
   ) AS expired;
+  -- Of these, none belongs to a lease that a renewal could still extend.
+  DELETE FROM {schema}.headgate_extension AS extension WHERE extension.expires_at_ms <= v_now;
   IF v_tids IS NULL THEN
     RETURN;
   END IF;
