@@ -241,6 +241,19 @@ class Maintenance(Protocol):
         """Recompute counters of up to `limit` partitions; returns how many were off."""
         ...
 
+    def prune_effects(self, older_than_ms: int, limit: int) -> int:
+        """Forget up to `limit` keys of effects whose job is gone; returns how many.
+
+        Nothing calls this by itself: a forgotten key can be claimed again, so a job of
+        the same id that comes after that runs its effect once more.
+
+        Args:
+            older_than_ms: since the claim of the key, at least 1; longer than any id
+                may come back.
+            limit: 1 to 1,000,000.
+        """
+        ...
+
 
 class Store(Protocol):
     """A place that keeps jobs and decides who may run them."""

@@ -12,7 +12,12 @@ import pytest
 
 from tests.servers import new_database, reachable_directory
 
-VARIABLES = ("HEADGATE_DATABASE_URL", "DATABASE_URL", "HEADGATE_SCHEMA")
+VARIABLES = (
+    "HEADGATE_DATABASE_URL",
+    "DATABASE_URL",
+    "HEADGATE_SCHEMA",
+    "HEADGATE_EMBEDDED",
+)
 
 
 def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,6 +75,19 @@ def test_migrations_go_up_and_down_on_request(server_url):
                 " WHERE relnamespace = 'queue'::regnamespace"
             ).fetchall()
         assert left == []
+
+
+def test_the_development_database_is_migrated_where_the_environment_asks_for_it():
+    with reachable_directory() as folder:
+        chosen = {
+            "HEADGATE_EMBEDDED": "1",
+            "HEADGATE_EMBEDDED_DIR": str(folder / "data"),
+        }
+        done = headgate("migrate", "up", **chosen)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "schema headgate is current" in done.stdout
+        assert "applied=no" not in headgate("migrate", "status", **chosen).stdout
+        assert headgate("embedded", "remove", **chosen).returncode == 0
 
 
 def test_removing_an_embedded_database_that_is_not_there_is_no_error():

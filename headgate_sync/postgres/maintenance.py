@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
+from headgate_sync.envelope import MAX_RELATIVE_MS, check_int
 from headgate_sync.errors import InvalidRequest, StoreError
 from headgate_sync.policy import LOCK_WAIT_MS
 from headgate_sync.postgres.database import Database, Session, translate
@@ -122,6 +123,15 @@ class PgMaintenance:
                     told.append(str(error))
             done.append(Vacuumed(table=table, ok=not told, error="; ".join(told)))
         return done
+
+    def prune_effects(self, older_than_ms: int, limit: int) -> int:
+        """Forget keys of effects whose job is gone, the oldest first."""
+        check_int("older_than_ms", older_than_ms, 1, MAX_RELATIVE_MS)
+        check_limit(limit)
+        [(forgotten,)] = self._db.rows(
+            "prune_effects", older_than_ms=older_than_ms, max_keys=limit
+        )
+        return int(forgotten)
 
     def _command(self, session: Session, text: str, name: str) -> None:
         """Run a command that takes no arguments, outside any transaction."""

@@ -25,6 +25,7 @@ from headgate_sync.postgres.acks import Acker
 from headgate_sync.postgres.database import Database, Session
 from headgate_sync.postgres.enqueue import Intake
 from headgate_sync.store import TxHandle
+from headgate_sync.validation import check_type
 
 MAX_EFFECT_KEY_BYTES = 1024
 
@@ -69,7 +70,8 @@ class PgTransactional:
     def begin_tx(self) -> TxHandle:
         """Open a transaction on a pooled connection, which it keeps to its end.
 
-        A handle that is dropped unfinished closes its connection, which rolls back.
+        A handle that is dropped unfinished closes its connection, which rolls back; its
+        place in the pool is free again with the next call of this store.
 
         Raises:
             StoreUnavailable: no connection became free in time, or the server is away.
@@ -182,6 +184,8 @@ class PgTransactional:
         Raises:
             LeaseRejected: the caller does not hold the job; the transaction is usable.
         """
+        check_type("lease", lease, LeaseRef)
+        check_type("checkpoint", checkpoint, Checkpoint)
         self._acker.checkpoint_on(self._usable(tx), lease, checkpoint)
 
     def complete_tx(

@@ -104,6 +104,14 @@ def test_kinds_of_waiting_jobs_are_sorted(store, clock):
     assert steer(store).distinct_kinds(100) == ["B", "a", "b"]
 
 
+def test_kinds_may_be_those_of_some_queues(store):
+    for number, (kind, queue) in enumerate(["aq", "bq", "br", "cs"]):
+        store.enqueue([envelope(str(number), kind=kind, queue=queue)])
+    assert steer(store).distinct_kinds(100, queues=["q", "s"]) == ["a", "b", "c"]
+    assert steer(store).distinct_kinds(100, queues=("r",)) == ["b"]
+    assert steer(store).distinct_kinds(100, queues=[]) == []
+
+
 def test_the_clock_is_the_stores(store, clock):
     assert steer(store).store_now_ms() == START_MS
     clock.advance_ms(5)

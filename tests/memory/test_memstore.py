@@ -317,7 +317,7 @@ def test_what_memory_cannot_do_is_absent(store):
 def test_no_lease_fits_a_job_that_does_not_run(store, state):
     """A ref made up from the empty columns of a row proves nothing."""
     bring_to(store, Stepped(store), "a", state)
-    made_up = LeaseRef("a", None, store.snapshot()["jobs"][0]["fence"])
+    made_up = LeaseRef("a", "", store.snapshot()["jobs"][0]["fence"])
     before = store.snapshot()
     for call in (
         lambda: store.ack(made_up, Outcome.SUCCESS),

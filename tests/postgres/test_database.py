@@ -437,13 +437,20 @@ def test_sessions_that_are_wiped_between_calls_change_nothing(postgres, database
 # Processes
 
 
-def test_a_store_that_was_made_before_a_fork_says_so_in_the_child(postgres):
+@pytest.mark.parametrize("call", ["promote", "renew"])
+def test_a_store_that_was_made_before_a_fork_says_so_in_the_child(postgres, call):
+    """Also on the connection of the heartbeat, which is open by then."""
     store = postgres.open_store()
+    enqueue(store, "held")
+    ref = claim_one(store).lease_ref
+    store.renew([ref], lease_ms=60_000)
     enqueue(store, "a")
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            if call == "renew":
+                store.renew([ref], lease_ms=60_000)
             store.promote_due(1)
         except RuntimeError as error:
             os.write(write, str(error).encode())
@@ -490,6 +497,40 @@ def test_the_pool_stands_in_when_the_server_takes_no_further_connection(
         claim = claim_one(store)
         assert store.renew([claim.lease_ref], lease_ms=60_000) == []
         assert "using the pool" in caplog.text
+        store.close()
+
+
+def test_a_renewal_on_the_pool_has_the_same_limit(
+    postgres, admin, database_url, caplog
+):
+    with (
+        hostile_role(admin, {}) as role,
+        ConnectionPool(
+            make_conninfo(database_url, user=role), min_size=1, max_size=1, open=True
+        ) as pool,
+    ):
+        pool.wait()
+        admin.execute(
+            sql.SQL("ALTER ROLE {} CONNECTION LIMIT 1").format(sql.Identifier(role))
+        )
+        store = PgStore(pool, SCHEMA)
+        enqueue(store, "a")
+        ref = claim_one(store).lease_ref
+        with (
+            clock_of(admin, slow(seconds=600)),
+            pytest.raises(StoreUnavailable, match="no answer within 1000 ms"),
+        ):
+            store.renew([ref], lease_ms=3_000)
+        assert "using the pool" in caplog.text
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event = 'PgSleep'"
+        )
+        with (
+            pool.connection(),
+            pytest.raises(StoreUnavailable, match=r"after 1\.00 sec"),
+        ):
+            store.renew([ref], lease_ms=3_000)
         store.close()
 
 

@@ -318,6 +318,37 @@ def test_an_old_snapshot_that_cannot_see_the_holder_is_a_conflict_at_once(
     assert error.sqlstate == "40001"
 
 
+def test_the_same_ids_with_other_keys_in_another_order_are_told_as_a_conflict(
+    postgres, admin, database_url
+):
+    """They lock by key first, so they may meet crosswise; the server ends one."""
+    store = postgres.open_store()
+    with (
+        psycopg.connect(database_url) as one,
+        psycopg.connect(database_url) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        take_in_open(store, one, envelope("a", unique_key=b"1"))
+        take_in_open(store, other, envelope("b", unique_key=b"2"))
+        waiting = threads.submit(
+            outcome_of,
+            lambda: take_in_open(store, one, envelope("b", unique_key=b"3")),
+            StoreConflict,
+        )
+        wait_until_blocked(admin, other)
+        crossing = outcome_of(
+            lambda: take_in_open(store, other, envelope("a", unique_key=b"4")),
+            StoreConflict,
+        )
+        (one if isinstance(crossing, StoreConflict) else other).rollback()
+        waited = waiting.result(SOON_S)
+        victims = [e for e in (crossing, waited) if isinstance(e, StoreConflict)]
+        assert [(e.sqlstate, e.retryable) for e in victims] == [("40P01", True)]
+        one.rollback()
+        other.rollback()
+    assert counts(store) == {}
+
+
 @pytest.fixture
 def unlucky(admin) -> Iterator[int]:
     """A weight that any insert collides with, though no holder is ever found."""

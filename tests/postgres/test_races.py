@@ -15,6 +15,7 @@ from headgate_sync.errors import (
     BackendError,
     DuplicateJob,
     LeaseRejected,
+    StoreConflict,
     StoreError,
 )
 from headgate_sync.lease import Ack
@@ -34,6 +35,7 @@ from tests.builders import (
     state_of,
     steer,
 )
+from tests.postgres.watching import wait_until_blocked
 
 
 @pytest.fixture
@@ -269,6 +271,126 @@ def test_a_renewal_waits_for_no_lock_and_loses_no_locked_lease(store, database_u
         assert job(store, "b").lease_expires_at_ms > before
     assert store.renew(refs, lease_ms=90_000) == []
     assert job(store, "a").lease_expires_at_ms > before
+
+
+def test_a_renewal_of_a_locked_row_holds_when_the_lock_is_gone(
+    store, clock, database_url
+):
+    """The reclaimer may come before the next beat; the confirmed lease stands."""
+    ref = run_one(store, "a").lease_ref
+    clock.advance_ms(LEASE_MS - 1)
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        assert store.renew([ref], lease_ms=LEASE_MS) == []
+        clock.advance_ms(LEASE_MS - 1)
+        assert store.renew([ref], lease_ms=LEASE_MS) == []  # again beside the row
+    clock.advance_ms(LEASE_MS - 1)
+    assert store.reclaim_expired(10) == []
+    assert store.renew([ref], lease_ms=LEASE_MS) == []
+    clock.advance_ms(LEASE_MS)
+    assert [record.job_id for record in store.reclaim_expired(10)] == ["a"]
+
+
+def test_a_locked_row_whose_lease_has_run_out_is_not_promised_to_its_holder(
+    store, clock, database_url
+):
+    """The lock may be that of a reclaimer, which takes the job with its commit."""
+    ref = run_one(store, "a").lease_ref
+    clock.advance_ms(LEASE_MS)
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        assert store.renew([ref], lease_ms=LEASE_MS) == []
+    assert [record.job_id for record in store.reclaim_expired(10)] == ["a"]
+    assert store.renew([ref], lease_ms=LEASE_MS) == [ref]
+
+
+def test_what_was_extended_beside_a_row_belongs_to_that_lease_alone(
+    store, clock, database_url, admin
+):
+    ref = run_one(store, "a").lease_ref
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        assert store.renew([ref], lease_ms=90_000) == []
+    store.ack(ref, Outcome.RETRY, delay_ms=1)
+    clock.advance_ms(1)
+    store.promote_due(1)
+    claim_one(store, lease_ms=1_000)
+    clock.advance_ms(1_000)
+    assert [record.job_id for record in store.reclaim_expired(10)] == ["a"]
+    clock.advance_ms(90_000)
+    store.reclaim_expired(10)
+    left = admin.execute("SELECT count(*) FROM headgate.headgate_extension")
+    assert left.fetchone() == (0,)
+
+
+def test_a_shorter_renewal_ends_what_was_extended_beside_the_row(
+    store, clock, database_url
+):
+    ref = run_one(store, "a").lease_ref
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        assert store.renew([ref], lease_ms=90_000) == []
+    assert store.renew([ref], lease_ms=1_000) == []
+    clock.advance_ms(1_000)
+    assert [record.job_id for record in store.reclaim_expired(10)] == ["a"]
+
+
+# Acks of locked rows
+
+
+def test_an_ack_of_a_locked_row_is_told_so_and_its_neighbours_are_settled(
+    store, database_url
+):
+    enqueue(store, "a", "b", "c")
+    refs = [claim.lease_ref for claim in admit(store).claims]
+    acks = [Ack(lease=ref, outcome=Outcome.SUCCESS) for ref in refs]
+    with other_session(database_url) as other:
+        lock_jobs(other, ["b"])
+        one, two, three = store.ack_batch(acks)
+        assert (one, three) == (None, None)
+        assert isinstance(two, StoreConflict)
+        assert two.retryable
+        assert "job b" in str(two)
+        assert counts(store) == {"completed": 2, "running": 1}
+        with pytest.raises(StoreConflict):
+            store.ack(refs[1], Outcome.SUCCESS)
+    assert store.ack_batch(acks) == [None, None, None]
+    assert counts(store) == {"completed": 3}
+
+
+def test_an_ack_waits_for_a_lock_that_is_gone_in_a_moment(store, database_url):
+    ref = run_one(store, "a").lease_ref
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        threads = threading.Thread(target=release_when_waited_for, args=(other,))
+        threads.start()
+        store.ack(ref, Outcome.SUCCESS)
+        threads.join()
+    assert state_of(store, "a") is State.COMPLETED
+
+
+def release_when_waited_for(other):
+    with psycopg.connect(other.info.dsn, autocommit=True) as connection:
+        wait_until_blocked(connection, other)
+    other.rollback()
+
+
+def test_a_completion_that_meets_a_lock_leaves_its_transaction_usable(
+    store, database_url
+):
+    ref = run_one(store, "a").lease_ref
+    with (
+        other_session(database_url) as other,
+        other_session(database_url) as caller,
+    ):
+        lock_jobs(other, ["a"])
+        tx = store.transactional.join(caller)
+        with pytest.raises(StoreConflict):
+            store.transactional.complete_tx(tx, ref)
+        other.rollback()
+        store.transactional.complete_tx(tx, ref)
+        caller.commit()
+    assert state_of(store, "a") is State.COMPLETED
 
 
 def test_a_lease_that_is_being_taken_away_is_lost_with_the_commit(store, database_url):

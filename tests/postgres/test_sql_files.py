@@ -13,7 +13,8 @@ from psycopg.adapt import Transformer
 
 import headgate_sync.postgres
 from headgate_sync.errors import ConfigurationError
-from headgate_sync.lifecycle import ACKABLE, Event, State, target_sql
+from headgate_sync.lifecycle import ACKABLE, UNFINISHED, Event, State, target_sql
+from headgate_sync.policy import MIN_UNITS
 from headgate_sync.postgres.migrate import versions
 from headgate_sync.postgres.sql import (
     PREPARED,
@@ -134,9 +135,44 @@ def test_the_reclaim_takes_the_edge_of_the_table():
 
 
 def test_the_schema_knows_the_states_of_the_table():
-    [check] = re.findall(r"job\.state IN \(([^)]*)\)\s+AND \(job", source_of("jobs"))
+    source = source_of("jobs")
+    body = source[source.index("CASE\n      WHEN job.finalized_at_ms IS NULL") :]
+    unfinished, finished = re.findall(r"ANY \(ARRAY\[([^]]*)\]\)", body)[:2]
+    assert set(re.findall(r"'(\w+)'", unfinished)) == {s.value for s in UNFINISHED}
     stored = {state.value for state in State if state is not State.DELETED}
-    assert set(re.findall(r"'(\w+)'", check)) == stored
+    assert set(re.findall(r"'(\w+)'", finished)) == stored - set(UNFINISHED)
+
+
+@pytest.mark.parametrize("name", ["settle", "policies"])
+def test_the_least_balance_of_a_budget_is_that_of_the_policy(name):
+    assert re.findall(r"greatest\((-?\d+)::numeric", source_of(name)) == [
+        str(MIN_UNITS)
+    ]
+
+
+def test_a_search_path_cannot_bend_the_rules_of_a_row(postgres, admin):
+    enqueue(postgres.make_store(), "a")
+    admin.execute("CREATE SCHEMA bent")
+    try:
+        admin.execute(
+            "CREATE FUNCTION bent.agree(integer, integer) RETURNS boolean LANGUAGE sql"
+            " AS 'SELECT true'"
+        )
+        for operator in ("=", ">", ">=", "<", "<="):
+            admin.execute(
+                f"CREATE OPERATOR bent.{operator} (LEFTARG = integer,"
+                " RIGHTARG = integer, PROCEDURE = bent.agree)"
+            )
+        admin.execute("SET search_path = bent, pg_catalog")
+        judged = admin.execute(
+            "SELECT headgate.headgate_job_is_sound(job), headgate.headgate_job_is_sound("
+            " jsonb_populate_record(job, '{\"weight\": 0}'))"
+            " FROM headgate.headgate_job AS job"
+        )
+        assert judged.fetchone() == (True, False)
+    finally:
+        admin.execute("RESET search_path")
+        admin.execute("DROP SCHEMA bent CASCADE")
 
 
 def test_no_row_can_break_a_rule_of_every_job(postgres, admin):

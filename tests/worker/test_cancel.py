@@ -31,6 +31,53 @@ def test_a_waiter_wakes_when_the_token_is_set() -> None:
     assert not CancelToken().wait(0)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_attempt_ends_even_where_no_thread_can_call_its_callbacks(
+    monkeypatch: Any, caplog: Any, failing: int
+) -> None:
+    token, started, ran = CancelToken(), [0], threading.Event()
+    token.on_cancel(ran.set)
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "headgate-cancel":
+            started[0] += 1
+            if started[0] == failing:
+                raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert token.set(CancelReason.TIMEOUT)
+        closing = threading.Thread(target=token.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+    # Without its first thread the callbacks are left out, and that is said.
+    assert ran.is_set() is (failing == 2)
+    assert ("left out" in caplog.text) is (failing == 1)
+
+
+class Nasty:
+    """A callback of which nothing works, its name included."""
+
+    def __call__(self) -> None:
+        raise SystemExit
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_a_callback_of_which_nothing_works_stops_no_other(caplog: Any) -> None:
+    token, ran = CancelToken(), threading.Event()
+    token.on_cancel(ran.set)
+    token.on_cancel(Nasty())
+    token.set(CancelReason.SHUTDOWN)
+    token.close()
+    assert ran.is_set()
+    assert "cancel callback Nasty failed" in caplog.text
+
+
 def test_callbacks_run_newest_first_and_off_the_thread_that_sets() -> None:
     token = CancelToken()
     ran: list[tuple[str, str]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -180,6 +181,26 @@ def test_a_job_whose_handler_ignores_its_time_out_is_given_up_but_not_its_slot(
     assert watching.bench.inflight.free == 2
     assert watching.tap.count("ack_batch") == 1  # the late result was dropped
     assert caplog.text.count("stuck") == 1
+
+
+def test_a_stuck_job_waits_as_long_as_its_own_handler_asks_for(store: Any) -> None:
+    gate, registry = Gate(), Registry()
+
+    @registry.task("k", retry=lambda info: timedelta(milliseconds=7_000))
+    def blocks_for_ever() -> None:
+        gate.hold()
+
+    store.enqueue([envelope("a", kind="k", payload=b"{}", timeout_ms=100)])
+    watching = Watching(store, registry, stuck_threshold="200ms", retry=lambda i: "1h")
+    (attempt,) = watching.bench.admit()
+    thread = watching.start(attempt)
+    gate.wait()
+    watching.look(0.1)
+    watching.look(0.2)
+    wait_for(lambda: state_of(store, "a") is State.RETRYABLE, "the job is given up")
+    assert job(store, "a").scheduled_at_ms == START_MS + 7_000
+    gate.open()
+    thread.join(PATIENCE_S)
 
 
 def test_a_stuck_job_is_held_where_that_is_asked_for(store: Any, caplog: Any) -> None:

@@ -181,18 +181,41 @@ def test_a_worker_may_run_where_no_signal_handler_can_be_installed(
     assert "not on the main thread" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["headgate-handler-3", "headgate-admission"])
+def test_a_thread_that_cannot_be_started_ends_the_worker(
+    store: Any, caplog: Any, monkeypatch: Any, name: str
+) -> None:
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    put(store, "a")
+    worker = Worker(store, Registry(), WorkerConfig(queues=(QUEUE,), capacity=4))
+    status = worker.run(install_signal_handlers=False)
+    assert (status.code, status.abandoned) == (13, 0)
+    assert "no more threads can be started" in caplog.text
+    assert not [t for t in threading.enumerate() if t.name.startswith("headgate-h")]
+    assert state_of(store, "a") is State.AVAILABLE
+
+
 def test_unknown_kinds_that_wait_are_named_once_at_the_start(
     store: Any, caplog: Any
 ) -> None:
     registry = Registry()
     registry.task("known")(lambda: None)
     for number, kind in enumerate(["known", "new:thing", "new:thing", "other"]):
-        put(store, f"j{number}", kind=kind, queue="elsewhere")
+        put(store, f"j{number}", kind=kind)
+    put(store, "foreign", kind="foreign", queue="elsewhere")
     with working(store, registry):
         pass
     assert caplog.text.count("kind new:thing wait") == 1
     assert caplog.text.count("kind other wait") == 1
     assert "kind known" not in caplog.text
+    assert "kind foreign" not in caplog.text  # other workers take from that queue
 
 
 def test_an_outage_at_the_start_does_not_stop_the_start(

@@ -175,6 +175,7 @@ CREATE TABLE {schema}.headgate_effect (
   key text COLLATE "C" PRIMARY KEY,
   claimed_at_ms bigint NOT NULL
 );
+CREATE INDEX headgate_effect_age ON {schema}.headgate_effect (claimed_at_ms);
 
 CREATE TABLE {schema}.headgate_duty (
   name text COLLATE "C" PRIMARY KEY,
