@@ -30,7 +30,7 @@ from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.lifecycle import UNFINISHED, State
 from headgate_sync.memory.policies import MemPolicies
 from headgate_sync.memory.state import Job, Minute, Partition, Queue
-from headgate_sync.validation import check_count, check_name
+from headgate_sync.validation import check_count, check_name, check_texts
 
 _TRAFFIC = [attribute.name for attribute in fields(Minute)]
 
@@ -62,6 +62,7 @@ class MemBacklog(MemPolicies):
                 names = sorted((n for n in known if n > (cursor or "")), key=str.encode)
                 names = names[:limit]
             else:
+                check_texts("queues", queues)
                 check_count("queues", len(queues), MAX_QUEUES)
                 names = list(queues)
                 for name in names:

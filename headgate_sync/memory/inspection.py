@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
+from headgate_sync.backlog import MAX_SAMPLE
 from headgate_sync.envelope import (
     MAX_INT32,
     MAX_INT64,
@@ -71,6 +72,8 @@ class MemInspect(MemUpkeep):
         limit: int = 50,
     ) -> JobPage:
         """The newest jobs that a filter asks for."""
+        if filter is not None:
+            check_type("filter", filter, JobFilter)
         before, most = read_cursor(cursor, MAX_INT64), clamped(limit)
         wanted = filter or JobFilter()
         with self._rows.lock:
@@ -184,8 +187,6 @@ class MemInspect(MemUpkeep):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
-        if cursor is not None:
-            check_text("cursor", cursor)
         before_ms, after = read_quarantine_cursor(cursor)
         with self._rows.lock:
             entries = [

@@ -24,7 +24,7 @@ from headgate_sync.operations import (
     check_batch,
     queue_deletion_id,
 )
-from headgate_sync.validation import check_name
+from headgate_sync.validation import check_name, check_type
 
 
 @define(eq=False)
@@ -64,6 +64,7 @@ class MemOperations(MemBacklog):
 
     def create_operation(self, request: BulkRequest) -> None:
         """Note a verb for many jobs."""
+        check_type("request", request, BulkRequest)
         with self._rows.lock:
             self._create(request, frozenset(request.states()))
 
@@ -96,6 +97,7 @@ class MemOperations(MemBacklog):
     def delete_queue(self, queue: str, force: bool = False) -> str | None:
         """Remove what is kept of a queue."""
         check_name("queue", queue)
+        check_type("force", force, bool)
         with self._rows.lock:
             if self._forget(queue):
                 return None

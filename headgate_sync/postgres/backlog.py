@@ -24,7 +24,7 @@ from headgate_sync.backlog import (
 from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.postgres.database import Row, Session
 from headgate_sync.postgres.policies import PgPolicies
-from headgate_sync.validation import check_count, check_name
+from headgate_sync.validation import check_count, check_name, check_texts
 
 
 class PgBacklog(PgPolicies):
@@ -52,6 +52,7 @@ class PgBacklog(PgPolicies):
         """Queues by name, with their backlog."""
         check_int("limit", limit, 1, MAX_QUEUES)
         if queues is not None:
+            check_texts("queues", queues)
             check_count("queues", len(queues), MAX_QUEUES)
             for name in queues:
                 check_name("queue", name)

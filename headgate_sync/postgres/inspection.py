@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict
 
-from headgate_sync.backlog import SAMPLE_ORDER
+from headgate_sync.backlog import MAX_SAMPLE, SAMPLE_ORDER
 from headgate_sync.envelope import (
     MAX_INT32,
     MAX_INT64,
@@ -83,6 +83,8 @@ class PgInspect(PgUpkeep):
         limit: int = 50,
     ) -> JobPage:
         """The newest jobs that a filter asks for."""
+        if filter is not None:
+            check_type("filter", filter, JobFilter)
         wanted, most = filter or JobFilter(), clamped(limit)
         params = asdict(wanted) | {
             "tags_all": list(wanted.tags_all),
@@ -200,8 +202,6 @@ class PgInspect(PgUpkeep):
     ) -> list[QuarantineEntry]:
         """Registered fingerprints, newest first; `cursor` is the last one seen."""
         check_int("limit", limit, 1, MAX_PAGE)
-        if cursor is not None:
-            check_text("cursor", cursor)
         before_ms, after = read_quarantine_cursor(cursor)
         rows = self._db.look(
             "quarantine_list", before_ms=before_ms, after=after, max_entries=limit

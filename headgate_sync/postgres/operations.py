@@ -22,7 +22,7 @@ from headgate_sync.postgres.database import (
     UNIQUE_VIOLATION,
     Session,
 )
-from headgate_sync.validation import check_name
+from headgate_sync.validation import check_name, check_type
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class PgOperations(PgBacklog):
 
     def create_operation(self, request: BulkRequest) -> None:
         """Note a verb for many jobs."""
+        check_type("request", request, BulkRequest)
         states = sorted(state.value for state in request.states())
         total = self._estimate(request, states)
         created = self._db.rows(
@@ -71,6 +72,7 @@ class PgOperations(PgBacklog):
     def delete_queue(self, queue: str, force: bool = False) -> str | None:
         """Remove what is kept of a queue."""
         check_name("queue", queue)
+        check_type("force", force, bool)
 
         def remove(session: Session) -> str | None:
             if session.rows("forget_queue", queue=queue)[0][0]:

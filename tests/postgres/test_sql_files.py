@@ -165,8 +165,9 @@ def test_a_search_path_cannot_bend_the_rules_of_a_row(postgres, admin):
             )
         admin.execute("SET search_path = bent, pg_catalog")
         judged = admin.execute(
-            "SELECT headgate.headgate_job_is_sound(job), headgate.headgate_job_is_sound("
-            " jsonb_populate_record(job, jsonb_build_object('weight', 0)))"
+            "SELECT headgate.headgate_job_is_sound(job),"
+            " headgate.headgate_job_is_sound("
+            "  jsonb_populate_record(job, jsonb_build_object('weight', 0)))"
             " FROM headgate.headgate_job AS job"
         )
         assert judged.fetchone() == (True, False)

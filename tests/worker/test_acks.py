@@ -355,3 +355,29 @@ def test_a_slot_is_freed_once(store: Any) -> None:
     for _ in range(2):
         bench.inflight.conclude([attempt])
         assert bench.inflight.free == 1
+
+
+def test_an_ack_whose_row_is_locked_is_sent_again_and_its_neighbours_are_done(
+    store: Any,
+) -> None:
+    enqueue(store, "a", "b")
+    tap = Tap(store)
+    bench = Bench(tap)
+    one, two = bench.admit()
+    locked = ["b"]
+
+    def lock_one(real: Any, acks: Any) -> Any:
+        free = [ack for ack in acks if ack.lease.job_id not in locked]
+        said = dict(zip((a.lease.job_id for a in free), real(free), strict=True))
+        answers = [said.get(ack.lease.job_id, StoreConflict("locked")) for ack in acks]
+        locked.clear()
+        return answers
+
+    tap.around["ack_batch"] = lock_one
+    for attempt in (one, two):
+        bench.inflight.finish(attempt, acks=True)
+        bench.acks.submit(attempt, Ack(lease=attempt.lease, outcome=Outcome.SUCCESS))
+    bench.acks.fly()
+    assert [len(acks) for acks in tap.given("ack_batch")] == [2, 1]
+    assert {state_of(store, "a"), state_of(store, "b")} == {State.COMPLETED}
+    assert len(bench.inflight) == 0
