@@ -23,7 +23,7 @@ from headgate_sync.lifecycle import TERMINAL
 from headgate_sync.operations import BulkRequest, OperationStatus
 from headgate_sync.policies import Policies
 from headgate_sync.search import JobFilter
-from headgate_sync.validation import check_name
+from headgate_sync.validation import check_name, check_sequence
 
 MAX_JOBS = 1_000
 MAX_PAGE = 200
@@ -232,14 +232,14 @@ def terminal_states(states: Sequence[str]) -> list[str]:
     Raises:
         InvalidRequest: none, or one that is not terminal.
     """
-    given = [states] if isinstance(states, str) else list(states)
-    if not given:
+    check_sequence("states", states, str)
+    if not states:
         raise InvalidRequest("states must name at least one terminal state")
-    for state in given:
+    for state in states:
         if state not in TERMINAL:
             allowed = ", ".join(sorted(TERMINAL))
             raise InvalidRequest(f"state `{state}` is not one of {allowed}")
-    return sorted({str(state) for state in given})
+    return sorted({str(state) for state in states})
 
 
 def clamped(limit: int) -> int:

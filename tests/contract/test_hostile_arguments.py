@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "checkpoint": Checkpoint(),
     "bucket_ms": 60_000,
     "cursor": None,
+    "cutoff_ms": 5,
     "delay_ms": 5,
     "error": "e",
     "error_code": "E",
@@ -50,6 +51,7 @@ GOOD: dict[str, Any] = {
     "logs": ("l",),
     "name": "n",
     "names": ["n"],
+    "new_id": "n",
     "older_than_ms": 5,
     "operation_id": "o",
     "outcome": Outcome.RETRY,
@@ -67,8 +69,10 @@ GOOD: dict[str, Any] = {
         worker="w", lease_id="l", queues=("q",), capacity=1, lease_ms=1_000
     ),
     "result": JobResult(1, b""),
+    "run_at_ms": 5,
     "schema_version": 1,
     "since_ms": 0,
+    "states": ["completed"],
     "weight": 1,
 }
 NOT_TEXT = ("\0", "a\0b", "\ud800", 5, b"q", ["q"], True, 2.5)
@@ -96,8 +100,9 @@ SURFACES = {
 # Of two arguments that exclude each other the second is left out.
 EXCLUDES = {("queue_stats", "cursor"): "queues"}
 # Whatever is asked for is cut to what a page may hold.
-CLAMPED = {("list_jobs", "limit")}
+CLAMPED = {("list_jobs", "limit"), ("sample_queue_memory", "limit")}
 FOR_ONE = {
+    ("reindex_concurrently", "name"): "headgate_job_due",
     ("run_pending_operations", "batch"): 5,
     ("create_operation", "request"): BulkRequest(
         id="o", action=BulkAction.CANCEL, queue="q"
