@@ -17,7 +17,7 @@ from headgate_sync.validation import check_name
 
 MAX_OPERATION_BATCH = 10_000
 OPERATIONS_PER_RUN = 5
-MAX_QUOTED = 200
+_MAX_QUOTED = 200
 QUEUE_NOT_EMPTY = "queue is not empty; retry with force=true"
 
 
@@ -133,6 +133,6 @@ def check_batch(batch: int) -> None:
 def queue_deletion_id(queue: str, now_ms: int) -> str:
     """The id of the operation that empties a queue; no two queues share one."""
     name = quote(queue, safe="")
-    if len(name) > MAX_QUOTED:
+    if len(name) > _MAX_QUOTED:
         name = sha256(queue.encode()).hexdigest()
     return f"qdel-{now_ms}-{name}"
