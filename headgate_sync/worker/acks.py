@@ -66,7 +66,8 @@ class AckBox:
     their way.
 
     While the store does not answer, the undecided acks are sent again until the lease
-    of each has run out locally; then the reclaimer decides.
+    of each has run out locally; then the reclaimer decides. So are those whose rows
+    another transaction holds locked, but apart from the others.
 
     Args:
         accepted: called with each attempt and ack that the store took.
@@ -88,6 +89,7 @@ class AckBox:
         self._waiting: deque[Outgoing] = deque()
         self._flying = False
         self._aboard: list[Outgoing] = []  # the pilot's alone: not judged yet
+        self._insists = False  # a box for acks whose rows are locked
         self._given_up = threading.Event()
         self._retrying = Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
@@ -208,8 +210,27 @@ class AckBox:
         self._inflight.conclude(over)
         if refused:
             self._send_plain(refused)
-        if conflict is not None and self._wait_again(undecided, conflict):
-            raise conflict
+        if conflict is None:
+            return
+        if self._insists:
+            if self._wait_again(undecided, conflict):
+                raise conflict
+        else:
+            self._insist(undecided)
+
+    def _insist(self, undecided: list[Outgoing]) -> None:
+        """Try acks whose rows are locked elsewhere apart, so that no other waits."""
+        apart = AckBox(
+            self._store, self._inflight, now_s=self._now_s, accepted=self._accepted
+        )
+        apart._given_up, apart._insists = self._given_up, True
+        apart._retrying = self._retrying
+        apart._waiting.extend(undecided)
+        apart._flying = True
+        try:
+            threading.Thread(target=apart.fly, name="headgate-ack", daemon=True).start()
+        except RuntimeError as error:
+            self._abandon(undecided, error)
 
     def _was_done_before(self, out: Outgoing, answer: Exception) -> bool:
         """The store refuses what it did take before, or the handler's own commit."""

@@ -17,7 +17,7 @@ from headgate_sync.errors import (
 from headgate_sync.lease import Ack, JobResult
 from headgate_sync.lifecycle import Outcome, State
 from tests.builders import DAY_MS, enqueue, job, state_of, steer
-from tests.worker.rig import Bench, Gate, Steps, Tap
+from tests.worker.rig import Bench, Gate, Steps, Tap, wait_for
 
 
 def success(attempt: Any, **fields: Any) -> Ack:
@@ -378,6 +378,8 @@ def test_an_ack_whose_row_is_locked_is_sent_again_and_its_neighbours_are_done(
         bench.inflight.finish(attempt, acks=True)
         bench.acks.submit(attempt, Ack(lease=attempt.lease, outcome=Outcome.SUCCESS))
     bench.acks.fly()
+    assert state_of(store, "a") is State.COMPLETED
+    wait_for(lambda: len(bench.inflight) == 0, "the other one is settled")
     assert [len(acks) for acks in tap.given("ack_batch")] == [2, 1]
     assert {state_of(store, "a"), state_of(store, "b")} == {State.COMPLETED}
     assert len(bench.inflight) == 0
