@@ -21,7 +21,7 @@ from headgate_sync.lease import check_lease_ms
 MAX_BATCH_JOBS = 1000
 MAX_BATCH_BYTES = 16_777_216
 # Eight short texts, the unique key and the tags; headers are counted apart.
-MAX_BESIDE_PAYLOAD_BYTES = (
+_BESIDE_PAYLOAD_BYTES = (
     8 * MAX_IDENTIFIER_BYTES + MAX_UNIQUE_KEY_BYTES + MAX_TAGS * MAX_TAG_BYTES
 )
 MAX_ACKS = 1000
@@ -55,7 +55,7 @@ def _is_surely_light(batch: Sequence[Envelope]) -> bool:
     Adding up every text costs as much as all other checks; most batches are far from
     the limit.
     """
-    most = len(batch) * MAX_BESIDE_PAYLOAD_BYTES
+    most = len(batch) * _BESIDE_PAYLOAD_BYTES
     for envelope in batch:
         most += len(envelope.payload)
         if envelope.headers:

@@ -31,7 +31,7 @@ BACKOFF = RetryOptions().backoff
 NO_ACK_COLUMNS = dict.fromkeys(
     ("firsts", "delays_ms", "jitters_ms", "pauses_ms", "details", "latencies_ms",
      "error_codes", "reason_codes", "actual_weights", "result_versions", "results")
-)  # fmt: skip
+) | {"lock_wait_ms": 0}  # fmt: skip
 
 _FILL = """
 INSERT INTO {schema}.headgate_job (id, kind, schema_version, payload, queue,
