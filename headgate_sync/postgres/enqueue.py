@@ -56,10 +56,12 @@ class Intake:
 def _enqueue(
     rows: Callable[..., list[tuple[Any, ...]]], batch: Sequence[Envelope], *, own: bool
 ) -> None:
-    if len(batch) == 1 and not _is_special(batch[0]):
-        answer = rows("enqueue_one", own=own, **_scalars(batch[0]))
-    else:
+    if len(batch) > 1 or _is_special(batch[0]):
         answer = rows("enqueue", own=own, **_columns(batch))
+    elif _rest_of(batch[0]) == _PLAIN:
+        answer = rows("enqueue_plain", own=own, **_plain(batch[0]))
+    else:
+        answer = rows("enqueue_one", own=own, **_plain(batch[0]), **_rest(batch[0]))
     refusal = answer[0][0]
     if refusal is not None:
         raise _refusal(*refusal)
@@ -94,17 +96,11 @@ def _refusal(verdict: str, *facts: str) -> StoreError:
             return StoreConflict("the holder of a unique key kept changing")
 
 
-_fields_of = attrgetter(
-    "id",
-    "kind",
+_rest_of = attrgetter(
     "schema_version",
-    "payload",
-    "queue",
-    "partition_key",
     "rate_class",
     "sticky_worker",
     "weight",
-    "fingerprint",
     "priority",
     "max_attempts",
     "scheduled_at_ms",
@@ -117,32 +113,39 @@ _fields_of = attrgetter(
     "headers",
     "tags",
 )
+# What the database function takes for arguments that are not given.
+_PLAIN = _rest_of(Envelope(id="plain", kind="plain"))
 
 
-def _scalars(envelope: Envelope) -> dict[str, Any]:
-    """The arguments of `enqueue_one` but `own`; written for speed.
+def _plain(envelope: Envelope) -> dict[str, Any]:
+    """The arguments of `enqueue_plain` but `own`; written for speed.
 
     Integers travel as text: the driver would choose their width by their value, and
     each combination of widths would be another statement to prepare.
     """
-    (
-        job_id, kind, schema_version, payload, queue, partition_key, rate_class,
-        sticky_worker, weight, fingerprint, priority, max_attempts, scheduled_at_ms,
-        delay_ms, timeout_ms, deadline_ms, deadline_in_ms, retention_ms, unique_key,
-        headers, tags,
-    ) = _fields_of(envelope)  # fmt: skip
     return {
-        "id": job_id,
-        "kind": kind,
+        "id": envelope.id,
+        "kind": envelope.kind,
+        "payload": envelope.payload,
+        "queue": envelope.queue,
+        "partition_key": envelope.partition_key,
+        "lane_key": str(_lane_of(envelope)),
+        "fingerprint": envelope.fingerprint,
+    }
+
+
+def _rest(envelope: Envelope) -> dict[str, Any]:
+    """What `enqueue_one` takes besides."""
+    (
+        schema_version, rate_class, sticky_worker, weight, priority, max_attempts,
+        scheduled_at_ms, delay_ms, timeout_ms, deadline_ms, deadline_in_ms,
+        retention_ms, unique_key, headers, tags,
+    ) = _rest_of(envelope)  # fmt: skip
+    return {
         "schema_version": str(schema_version),
-        "payload": payload,
-        "queue": queue,
-        "partition_key": partition_key,
         "rate_class": rate_class,
         "sticky_worker": sticky_worker,
-        "lane_key": str(_lane_key(queue, partition_key, rate_class, sticky_worker)),
         "weight": str(weight),
-        "fingerprint": fingerprint,
         "priority": str(priority),
         "max_attempts": str(max_attempts),
         "scheduled_at_ms": str(scheduled_at_ms),
@@ -152,7 +155,7 @@ def _scalars(envelope: Envelope) -> dict[str, Any]:
         "deadline_in_ms": str(deadline_in_ms),
         "retention_ms": str(retention_ms),
         "unique_key": None if unique_key is None else envelope.effective_unique_key,
-        "headers": headers_json(headers) if headers else "{}",
+        "headers": headers_json(headers) if headers else None,
         "tags": list(tags) if tags else None,
     }
 

@@ -3,8 +3,8 @@ DROP TRIGGER headgate_queue_wake ON {schema}.headgate_queue;
 DROP TRIGGER headgate_inbox_wake ON {schema}.headgate_inbox;
 DROP FUNCTION {schema}.headgate_wake();
 DROP FUNCTION {schema}.headgate_enqueue_one(
-  text, text, integer, bytea, text, text, text, text, bigint, integer, text, integer, integer, bigint, bigint, bigint,
-  bigint, bigint, bigint, bytea, text, text[], boolean);
+  text, text, bytea, text, text, bigint, text, boolean, integer, text, text, integer, integer, integer, bigint, bigint,
+  bigint, bigint, bigint, bigint, bytea, text, text[]);
 DROP FUNCTION {schema}.headgate_enqueue(
   text[], text[], integer[], bytea[], text[], text[], text[], text[], bigint[], integer[], text[], integer[],
   integer[], bigint[], bigint[], boolean[], bigint[], bigint[], bigint[], bigint[], bytea[], integer[], text[],

@@ -414,13 +414,14 @@ END $$;
 
 -- Take in one plain job: the quick road, while nothing stands in its way. Whatever does is judged by headgate_enqueue,
 -- which also serves the rarer wishes: throttle keys, replacement, debounce, periodic origin, pending.
--- Arguments, returns and locks as above.
+-- Arguments, returns and locks as above. Most jobs name only what has no default, and each argument costs its time.
 CREATE FUNCTION {schema}.headgate_enqueue_one(
-  p_id text, p_kind text, p_schema_version integer, p_payload bytea, p_queue text, p_partition_key text,
-  p_rate_class text, p_sticky_worker text, p_lane_key bigint, p_weight integer, p_fingerprint text,
-  p_priority integer, p_max_attempts integer, p_scheduled_at_ms bigint, p_delay_ms bigint, p_timeout_ms bigint,
-  p_deadline_ms bigint, p_deadline_in_ms bigint, p_retention_ms bigint, p_unique_key bytea, p_headers text,
-  p_tags text[], p_own boolean)
+  p_id text, p_kind text, p_payload bytea, p_queue text, p_partition_key text, p_lane_key bigint, p_fingerprint text,
+  p_own boolean, p_schema_version integer DEFAULT 1, p_rate_class text DEFAULT '', p_sticky_worker text DEFAULT '',
+  p_weight integer DEFAULT 1, p_priority integer DEFAULT 0, p_max_attempts integer DEFAULT 25,
+  p_scheduled_at_ms bigint DEFAULT 0, p_delay_ms bigint DEFAULT 0, p_timeout_ms bigint DEFAULT 0,
+  p_deadline_ms bigint DEFAULT 0, p_deadline_in_ms bigint DEFAULT 0, p_retention_ms bigint DEFAULT 0,
+  p_unique_key bytea DEFAULT NULL, p_headers text DEFAULT NULL, p_tags text[] DEFAULT NULL)
   RETURNS text[]
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -453,7 +454,7 @@ BEGIN
       p_weight, p_fingerprint, p_priority, CASE WHEN due_at_ms > now_ms THEN 'scheduled' ELSE 'available' END,
       p_max_attempts, now_ms, due_at_ms, p_timeout_ms,
       CASE WHEN p_deadline_in_ms > 0 THEN now_ms + p_deadline_in_ms ELSE p_deadline_ms END,
-      p_retention_ms, p_unique_key, 0, '', 0, p_headers::jsonb)
+      p_retention_ms, p_unique_key, 0, '', 0, coalesce(p_headers::jsonb, jsonb_build_object()))
     ON CONFLICT DO NOTHING;
     is_free := FOUND;
   END IF;
@@ -463,7 +464,8 @@ BEGIN
       ARRAY[p_rate_class], ARRAY[p_sticky_worker], ARRAY[p_lane_key], ARRAY[p_weight], ARRAY[p_fingerprint],
       ARRAY[p_priority], ARRAY[p_max_attempts], ARRAY[p_scheduled_at_ms], ARRAY[p_delay_ms], ARRAY[false],
       ARRAY[p_timeout_ms], ARRAY[p_deadline_ms], ARRAY[p_deadline_in_ms], ARRAY[p_retention_ms],
-      ARRAY[p_unique_key], ARRAY[0], ARRAY[''], ARRAY[0], ARRAY[p_headers],
+      ARRAY[p_unique_key], ARRAY[0], ARRAY[''], ARRAY[0],
+      ARRAY[coalesce(p_headers, jsonb_build_object()::text)],
       CASE WHEN p_tags IS NOT NULL THEN array_fill(1, ARRAY[cardinality(p_tags)]) END, p_tags, NULL, 0, 0, p_own);
   END IF;
   IF due_at_ms <= now_ms THEN
