@@ -338,3 +338,11 @@ def test_field_names_of_a_claim_are_those_of_the_envelope(store):
     enqueue(store, "a")
     found = claim_one(store).envelope
     assert all(hasattr(found, name) for name in field_names())
+
+
+def test_a_job_with_nothing_but_defaults_keeps_them(store, clock):
+    """The fewest arguments mean what the constructor says."""
+    sent = Envelope(id="a", kind="k")
+    store.enqueue([sent])
+    (claim,) = admit(store, queues=("default",)).claims
+    assert claim.envelope == evolve(sent, scheduled_at_ms=START_MS)
