@@ -597,7 +597,8 @@ WITH held AS MATERIALIZED (
   SELECT job.ctid AS tid
   FROM unnest(p_tids, p_seqs) AS picked (tid, seq)
   JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
-  WHERE job.state = 'available' AND job.gate_hold IS NULL
+  -- Not in a form that a partial index answers: where statistics say that little is ready, it would be walked.
+  WHERE (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
   FOR UPDATE OF job SKIP LOCKED
 ),
 ended AS (

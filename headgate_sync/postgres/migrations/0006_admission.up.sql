@@ -1,38 +1,87 @@
--- Decide which jobs a worker may run, claim and lease them.
+-- How long until a closed class with waiting work opens in one of the queues; null when time alone opens none.
 --
--- Arguments: the request; then the constants of policy: lanes of a window at most, and beside two per share; windows a
---            call; deficit cap in quanta; ledger lag in decisions; appended rows folded per queue; rows passed over;
---            waiting time for a lock, and the longest pause to ask for after it ran out, in milliseconds.
+-- Arguments: queues, and how many running jobs fill a partition of each (null for no limit); how many lanes and groups
+--            to look at; jobs to leave out.
+CREATE FUNCTION {schema}.headgate_reopens_in(
+  p_queues text[], p_caps integer[], p_worker text, p_look integer, p_now_ms bigint, p_passed bigint[])
+  RETURNS bigint
+  LANGUAGE sql STABLE
+  AS $$
+SELECT min(greatest(0, soonest.open_at_ms - p_now_ms))
+FROM unnest(p_queues, p_caps) AS wanted (queue, cap)
+CROSS JOIN LATERAL (
+  -- A pause that came later lasts longer than the group knows.
+  SELECT CASE WHEN class.paused THEN NULL
+    ELSE greatest(lane_group.open_at_ms, class.paused_until_ms) END AS open_at_ms
+  FROM {schema}.headgate_lane_group AS lane_group
+  LEFT JOIN LATERAL (
+    SELECT known.paused, known.paused_until_ms
+    FROM {schema}.headgate_rate_class AS known
+    WHERE known.name = lane_group.rate_class
+    LIMIT 1
+  ) AS class ON true
+  CROSS JOIN LATERAL (
+    SELECT job.seq
+    FROM (
+      SELECT found.queue, found.lane_key, found.partition_key
+      FROM {schema}.headgate_lane AS found
+      WHERE found.queue = lane_group.queue AND found.rate_class = lane_group.rate_class
+        AND found.sticky_worker = lane_group.sticky_worker AND found.active AND NOT found.parked
+      ORDER BY found.last_round, found.partition_key
+      LIMIT p_look
+    ) AS lane
+    CROSS JOIN LATERAL (
+      SELECT known.inflight
+      FROM {schema}.headgate_partition AS known
+      WHERE known.queue = lane.queue AND known.partition_key = lane.partition_key
+      LIMIT 1
+    ) AS part
+    CROSS JOIN LATERAL (
+      SELECT ready.seq
+      FROM {schema}.headgate_job AS ready
+      WHERE ready.lane_key = lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+        AND ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
+        AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker
+        AND ready.seq <> ALL (p_passed)
+      LIMIT 1
+    ) AS job
+    WHERE (part.inflight >= wanted.cap) IS NOT TRUE
+    LIMIT 1
+  ) AS waiting
+  WHERE lane_group.queue = wanted.queue AND NOT lane_group.open AND lane_group.open_at_ms IS NOT NULL
+    AND lane_group.head_round IS NOT NULL AND lane_group.sticky_worker IN ('', p_worker)
+  ORDER BY lane_group.open_at_ms
+  LIMIT p_look
+) AS soonest
+WHERE soonest.open_at_ms IS NOT NULL
+$$;
+
+-- The whole decision, for any number of queues and under every policy: what headgate_admit calls, under the locks of the
+-- queues, when its short road does not do.
+--
+-- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
+--            jobs left them (null for none); whether a group is closed, the worker known as asleep, any fingerprint in
+--            quarantine, any job tagged, the queues under ceilings of their own; what was folded; the time.
 -- Rows:      headgate_admission.
--- Locks:     queues; rate classes of the window and of what was folded; job rows with SKIP LOCKED.
+-- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
 -- Arrays by prefix: q queues, g groups, l lanes, p partitions, k rate classes that have a row, b their budgets, e
 -- ceilings, c candidates in the order of the merge (a weight below 0 says quarantined), d decisions, t lanes that must
 -- be written. l_queue, l_part, c_lane and the like hold positions in the other arrays. n is what was just read, f what
 -- to draw next. The main loop reads lanes, draws jobs of them and decides, until one of the three has to be done again.
-CREATE FUNCTION {schema}.headgate_admit(
+CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
   p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
-  p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer)
+  p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
+  q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
+  v_has_closed boolean, v_sleeps boolean, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
+  v_taken integer, v_freed_class text[], v_freed_n bigint[], v_now bigint)
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   facts {schema}.headgate_admission;
-  v_keys bigint[];
-  v_key bigint;
-  first record;
-  v_now bigint;
-
-  nq integer;
-  q_name text[];
-  q_weight bigint[];
-  q_dispatch bigint[];
-  q_round bigint[];
-  q_inflight bigint[];
-  q_freed bigint[];
+  nq integer := cardinality(q_name);
   q_decided integer[];
   q_sent integer[];
   q_relieved integer[];
@@ -43,17 +92,10 @@ DECLARE
   q_undrawn boolean[];
   q_pos integer[];
   q_end integer[];
-  v_sights integer;
-  v_taken integer;
-  v_has_closed boolean;
-  v_has_quarantine boolean;
-  v_asleep integer;
   v_closed_any boolean := false;
   v_top_count bigint;
   v_top_weight bigint;
 
-  v_freed_class text[] := ARRAY[]::text[];
-  v_freed_n bigint[] := ARRAY[]::bigint[];
   v_held text[] := ARRAY[]::text[];
   v_skip text[] := ARRAY[]::text[];
   v_wanted text[];
@@ -225,83 +267,11 @@ BEGIN
   facts.refused_fairness := 0;
   facts.refused_quarantine := 0;
   facts.passed_over := v_passed;
-  IF p_capacity = 0 OR cardinality(p_queues) = 0 THEN
-    RETURN NEXT facts;
-    RETURN;
-  END IF;
-
-  -- Only a waiter pays for the sub-transaction that the time-out needs.
-  v_keys := ARRAY[{schema}.headgate_queue_key(p_queues[1])];
-  IF cardinality(p_queues) > 1 THEN
-    v_keys := ARRAY (
-      SELECT DISTINCT {schema}.headgate_queue_key(wanted.queue) FROM unnest(p_queues) AS wanted (queue) ORDER BY 1);
-  END IF;
-  FOREACH v_key IN ARRAY v_keys LOOP
-    IF NOT pg_try_advisory_xact_lock(v_key) THEN
-      BEGIN
-        PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
-        PERFORM pg_advisory_xact_lock(v_key);
-      EXCEPTION WHEN lock_not_available THEN
-        facts.retry_after_ms := 1 + floor(random() * p_busy_ms);
-        RETURN NEXT facts;
-        RETURN;
-      END;
-    END IF;
-  END LOOP;
-
-  nq := 0;
-  v_sights := 0;
-  v_asleep := 0;
-  FOR i IN 1..cardinality(p_queues) LOOP
-    SELECT queue.paused, queue.weight, queue.dispatch_count, queue.round, queue.inflight,
-      coalesce((SELECT 1 FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = p_queues[i] LIMIT 1), 0)
-      + coalesce((SELECT 2 FROM {schema}.headgate_lane_group AS lane_group
-        WHERE lane_group.queue = p_queues[i] AND NOT lane_group.open LIMIT 1), 0)
-      + coalesce((SELECT 4 FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = p_queues[i] LIMIT 1), 0)
-      + coalesce((SELECT 8 FROM {schema}.headgate_sleeper AS sleeper
-        WHERE sleeper.queue = p_queues[i] AND sleeper.worker = p_worker LIMIT 1), 0)
-      + coalesce((SELECT 16 FROM {schema}.headgate_quarantine LIMIT 1), 0) AS sights
-    INTO first
-    FROM (SELECT 1) AS always
-    LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = p_queues[i];
-    v_asleep := v_asleep + (first.sights & 8) / 8;
-    IF first.paused IS NOT TRUE THEN
-      nq := nq + 1;
-      q_name[nq] := p_queues[i];
-      q_weight[nq] := coalesce(first.weight, 1);
-      q_dispatch[nq] := coalesce(first.dispatch_count, 0);
-      q_round[nq] := coalesce(first.round, 0);
-      q_inflight[nq] := coalesce(first.inflight, 0);
-      v_sights := v_sights | first.sights;
-    END IF;
-  END LOOP;
-  v_has_closed := v_sights & 2 > 0;
-  v_has_quarantine := v_sights & 16 > 0;
   q_decided := array_fill(0, ARRAY[nq]);
   q_cap := array_fill(NULL::integer, ARRAY[nq]);
   q_part_cap := q_cap;
 
-  IF v_sights & 1 > 0 THEN
-    SELECT fold.taken, fold.freed, coalesce(fold.classes, v_freed_class), coalesce(fold.class_freed, v_freed_n)
-    INTO v_taken, q_freed, v_freed_class, v_freed_n
-    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_sights & 4 > 0) AS fold;
-  END IF;
-  v_now := {schema}.headgate_now_ms();
-  IF v_has_closed THEN
-    UPDATE {schema}.headgate_lane_group AS lane_group
-    SET open = true, open_at_ms = NULL
-    WHERE lane_group.ctid = ANY (ARRAY (
-      SELECT due.tid
-      FROM unnest(q_name) AS wanted (queue)
-      CROSS JOIN LATERAL (
-        SELECT closed.ctid AS tid
-        FROM {schema}.headgate_lane_group AS closed
-        WHERE closed.queue = wanted.queue AND NOT closed.open AND closed.open_at_ms <= v_now
-        ORDER BY closed.open_at_ms
-        LIMIT p_fold_max
-      ) AS due));
-  END IF;
-  IF v_sights & 4 > 0 THEN
+  IF v_has_ceilings THEN
     SELECT array_agg(ceiling.scope), array_agg(ceiling.place), array_agg(ceiling.max_concurrent),
       array_agg(ceiling.action), array_agg(0), count(*)
     INTO e_scope, e_queue, e_max, e_action, e_class, ne
@@ -553,8 +523,8 @@ BEGIN
         FROM unnest(n_group) AS hit (gi);
         v_hit := (SELECT count(DISTINCT hit.gi) FROM unnest(n_group) AS hit (gi));
       END IF;
-      IF nl = 0 AND v_hit < v_groups AND coalesce(cardinality(n_tid), 0) < v_window THEN
-        -- Groups without a lane that can be picked need not be visited again.
+      IF nl = 0 AND v_hit + p_window_spare < v_groups AND coalesce(cardinality(n_tid), 0) < v_window THEN
+        -- Groups without a lane that can be picked need not be visited again. A few are cheaper to visit than to write.
         UPDATE {schema}.headgate_lane_group AS lane_group
         SET head_round = NULL, head_partition = NULL
         WHERE lane_group.ctid = ANY (ARRAY (
@@ -1216,7 +1186,9 @@ BEGIN
       SELECT job.ctid AS tid, picked.charge, picked.place
       FROM unnest(d_tid, d_seq, d_charge, d_action) WITH ORDINALITY AS picked (tid, seq, charge, action, place)
       JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
-      WHERE picked.action = 0 AND job.state = 'available' AND job.gate_hold IS NULL
+      WHERE picked.action = 0
+        -- Not in a form that a partial index answers: where statistics say that little is ready, it would be walked.
+        AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
       FOR UPDATE OF job SKIP LOCKED
     ),
     claimed AS (
@@ -1237,8 +1209,9 @@ BEGIN
       job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
       job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
       job.periodic_schedule_id, job.periodic_tick_ms, job.headers,
-      ARRAY (
-        SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag),
+      CASE WHEN v_has_tags THEN ARRAY (
+        SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag)
+        ELSE ARRAY[]::text[] END,
       job.sticky_worker, job.fence, job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data,
       job.charge_weight
     FROM claimed AS job
@@ -1409,14 +1382,13 @@ BEGIN
     RETURN;
   END IF;
 
-  -- Who sleeps: written only when it changes. A worker with slots left over waits for work like one that got nothing;
-  -- were it counted as busy, each job of a slow stream would wait for its next poll.
-  IF nd >= p_capacity THEN
-    IF v_asleep > 0 THEN
+  -- Who sleeps: written only when it changes.
+  IF v_claims > 0 THEN
+    IF v_sleeps THEN
       DELETE FROM {schema}.headgate_sleeper AS sleeper
       WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
     END IF;
-  ELSIF v_asleep < cardinality(p_queues) THEN
+  ELSE
     INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
     SELECT wanted.queue, p_worker, {schema}.headgate_now_ms()
     FROM unnest(p_queues) AS wanted (queue)
@@ -1431,57 +1403,404 @@ BEGIN
   END IF;
 
   IF v_closed_any OR v_has_closed THEN
-    SELECT min(greatest(0, soonest.open_at_ms - v_now))
-    INTO facts.retry_after_ms
-    FROM unnest(q_name, q_part_cap) AS wanted (queue, cap)
-    CROSS JOIN LATERAL (
-      -- A pause that came later lasts longer than the group knows.
-      SELECT CASE WHEN class.paused THEN NULL
-        ELSE greatest(lane_group.open_at_ms, class.paused_until_ms) END AS open_at_ms
-      FROM {schema}.headgate_lane_group AS lane_group
-      LEFT JOIN LATERAL (
-        SELECT known.paused, known.paused_until_ms
-        FROM {schema}.headgate_rate_class AS known
-        WHERE known.name = lane_group.rate_class
-        LIMIT 1
-      ) AS class ON true
-      CROSS JOIN LATERAL (
-        SELECT job.seq
-        FROM (
-          SELECT found.queue, found.lane_key, found.partition_key
-          FROM {schema}.headgate_lane AS found
-          WHERE found.queue = lane_group.queue AND found.rate_class = lane_group.rate_class
-            AND found.sticky_worker = lane_group.sticky_worker AND found.active AND NOT found.parked
-          ORDER BY found.last_round, found.partition_key
-          LIMIT p_window_spare
-        ) AS lane
-        CROSS JOIN LATERAL (
-          SELECT known.inflight
-          FROM {schema}.headgate_partition AS known
-          WHERE known.queue = lane.queue AND known.partition_key = lane.partition_key
-          LIMIT 1
-        ) AS part
-        CROSS JOIN LATERAL (
-          SELECT ready.seq
-          FROM {schema}.headgate_job AS ready
-          WHERE ready.lane_key = lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
-            AND ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
-            AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker
-            AND ready.seq <> ALL (v_passed)
-          LIMIT 1
-        ) AS job
-        WHERE (part.inflight >= wanted.cap) IS NOT TRUE
-        LIMIT 1
-      ) AS waiting
-      WHERE lane_group.queue = wanted.queue AND NOT lane_group.open AND lane_group.open_at_ms IS NOT NULL
-        AND lane_group.head_round IS NOT NULL AND lane_group.sticky_worker IN ('', p_worker)
-      ORDER BY lane_group.open_at_ms
-      LIMIT p_window_spare
-    ) AS soonest
-    WHERE soonest.open_at_ms IS NOT NULL;
+    facts.retry_after_ms := {schema}.headgate_reopens_in(
+      q_name, q_part_cap, p_worker, p_window_spare, v_now, v_passed);
   END IF;
   facts.passed_over := v_passed;
   RETURN NEXT facts;
+END $$;
+
+-- Decide which jobs a worker may run, claim and lease them.
+--
+-- Arguments: the request; then the constants of policy: lanes of a window at most, and beside two per share; windows a
+--            call; deficit cap in quanta; ledger lag in decisions; appended rows folded per queue; rows passed over;
+--            waiting time for a lock, and the longest pause to ask for after it ran out, in milliseconds.
+-- Rows:      headgate_admission.
+-- Locks:     queues; then those of headgate_admit_under_policies.
+--
+-- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
+-- and one queue without them takes a short road here: where no class, no ceiling and no quarantined row can refuse, only
+-- shares bind, and then a sort says what the loop over candidates would decide. Whatever the short road meets that it
+-- cannot judge, it leaves to the whole decision before it has written anything but what it folded.
+CREATE FUNCTION {schema}.headgate_admit(
+  p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
+  p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
+  p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer)
+  RETURNS SETOF {schema}.headgate_admission
+  LANGUAGE plpgsql VOLATILE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+DECLARE
+  facts {schema}.headgate_admission;
+  v_keys bigint[];
+  v_key bigint;
+  first record;
+  lanes record;
+  drawn record;
+  v_now bigint;
+  v_plain boolean;
+
+  nq integer := 0;
+  q_name text[];
+  q_weight bigint[];
+  q_dispatch bigint[];
+  q_round bigint[];
+  q_inflight bigint[];
+  q_freed bigint[];
+  v_news boolean;
+  v_closed_until bigint;
+  v_sleeps boolean;
+  v_has_ceilings boolean;
+  v_taken integer;
+  v_freed_class text[];
+  v_freed_n bigint[];
+
+  v_queue text;
+  v_quantum integer;
+  v_limit integer;
+  v_all boolean;
+  v_beyond integer;
+  v_refused integer := 0;
+  np integer;
+  p_taken integer[];
+  s_tid tid[];
+  v_rested text[];
+  v_claims integer := 0;
+  li integer;
+BEGIN
+  IF p_capacity = 0 OR cardinality(p_queues) = 0 THEN
+    facts := ROW(0, NULL, 0, 0, 0, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    RETURN NEXT facts;
+    RETURN;
+  END IF;
+
+  -- Only a waiter pays for the sub-transaction that the time-out needs.
+  v_keys := ARRAY[{schema}.headgate_queue_key(p_queues[1])];
+  IF cardinality(p_queues) > 1 THEN
+    v_keys := ARRAY (
+      SELECT DISTINCT {schema}.headgate_queue_key(wanted.queue) FROM unnest(p_queues) AS wanted (queue) ORDER BY 1);
+  END IF;
+  FOREACH v_key IN ARRAY v_keys LOOP
+    IF NOT pg_try_advisory_xact_lock(v_key) THEN
+      BEGIN
+        PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
+        PERFORM pg_advisory_xact_lock(v_key);
+      EXCEPTION WHEN lock_not_available THEN
+        facts := ROW(0, 1 + floor(random() * p_busy_ms), 0, 0, 0, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+        RETURN NEXT facts;
+        RETURN;
+      END;
+    END IF;
+  END LOOP;
+
+  FOREACH v_queue IN ARRAY p_queues LOOP
+    SELECT queue.paused, queue.weight, queue.dispatch_count, queue.round, queue.inflight,
+      (SELECT true FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = v_queue LIMIT 1) AS has_news,
+      (SELECT coalesce(lane_group.open_at_ms, 9223372036854775807) FROM {schema}.headgate_lane_group AS lane_group
+       WHERE lane_group.queue = v_queue AND NOT lane_group.open ORDER BY lane_group.open_at_ms LIMIT 1) AS closed_until,
+      (SELECT true FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = v_queue LIMIT 1) AS has_ceiling,
+      (SELECT true FROM {schema}.headgate_sleeper AS sleeper
+       WHERE sleeper.queue = v_queue AND sleeper.worker = p_worker LIMIT 1) AS sleeps,
+      (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) AS has_quarantine,
+      (SELECT true FROM {schema}.headgate_job_tag LIMIT 1) AS has_tags
+    INTO first
+    FROM (SELECT 1) AS always
+    LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = v_queue;
+    IF first.paused IS NOT TRUE THEN
+      nq := nq + 1;
+      q_name[nq] := v_queue;
+      q_weight[nq] := coalesce(first.weight, 1);
+      q_dispatch[nq] := coalesce(first.dispatch_count, 0);
+      q_round[nq] := coalesce(first.round, 0);
+      q_inflight[nq] := coalesce(first.inflight, 0);
+      v_news := v_news OR first.has_news;
+      v_closed_until := least(v_closed_until, first.closed_until);
+      v_has_ceilings := v_has_ceilings OR first.has_ceiling;
+      v_sleeps := v_sleeps OR first.sleeps;
+    END IF;
+  END LOOP;
+  IF v_news THEN
+    SELECT fold.taken, fold.freed, fold.classes, fold.class_freed
+    INTO v_taken, q_freed, v_freed_class, v_freed_n
+    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_has_ceilings IS TRUE) AS fold;
+  END IF;
+  v_now := {schema}.headgate_now_ms();
+  IF v_closed_until <= v_now THEN
+    UPDATE {schema}.headgate_lane_group AS lane_group
+    SET open = true, open_at_ms = NULL
+    WHERE lane_group.ctid = ANY (ARRAY (
+      SELECT due.tid
+      FROM unnest(q_name) AS wanted (queue)
+      CROSS JOIN LATERAL (
+        SELECT closed.ctid AS tid
+        FROM {schema}.headgate_lane_group AS closed
+        WHERE closed.queue = wanted.queue AND NOT closed.open AND closed.open_at_ms <= v_now
+        ORDER BY closed.open_at_ms
+        LIMIT p_fold_max
+      ) AS due));
+  END IF;
+
+  v_plain := cardinality(p_queues) = 1 AND v_has_ceilings IS NULL AND v_freed_class IS NULL;
+  IF v_plain AND nq = 1 THEN
+    -- The window of the lanes without class and worker; any other group that is open needs the long road.
+    v_limit := least(p_capacity, greatest(p_quantum, 1));
+    SELECT array_agg(n.tid) AS tids, array_agg(n.lane_key) AS keys, array_agg(n.partition_key) AS partitions,
+      array_agg(n.last_round) AS rounds, array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits,
+      array_agg(n.inflight) AS inflights, array_agg(n.quantum_override) AS overrides, array_agg(n.before) AS befores,
+      sum(n.inflight) AS running, count(*) AS lanes, bool_or(n.inflight >= 2) AS is_busy,
+      bool_or(n.last_round <> n.part_round) AS is_wrong,
+      (SELECT true FROM {schema}.headgate_lane_group AS other
+       WHERE other.queue = v_queue AND other.sticky_worker = '' AND other.open AND other.head_round IS NOT NULL
+         AND other.rate_class <> '' LIMIT 1) AS has_classes,
+      (SELECT true FROM {schema}.headgate_lane_group AS own
+       WHERE own.queue = v_queue AND own.sticky_worker = p_worker AND own.open AND own.head_round IS NOT NULL
+         AND p_worker <> '' LIMIT 1) AS has_own
+    INTO lanes
+    FROM (
+      SELECT lane.*, part.tid AS part_tid, part.deficit, part.inflight, part.last_round AS part_round,
+        part.quantum_override, rank() OVER (ORDER BY lane.last_round) - 1 AS before
+      FROM (
+        SELECT picked.ctid AS tid, picked.lane_key, picked.partition_key, picked.last_round
+        FROM {schema}.headgate_lane AS picked
+        WHERE picked.queue = v_queue AND picked.rate_class = '' AND picked.sticky_worker = ''
+          AND picked.active AND NOT picked.parked
+        ORDER BY picked.last_round, picked.partition_key
+        LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
+      ) AS lane
+      CROSS JOIN LATERAL (
+        SELECT known.ctid AS tid, known.deficit, known.inflight, known.last_round, known.quantum_override
+        FROM {schema}.headgate_partition AS known
+        WHERE known.queue = v_queue AND known.partition_key = lane.partition_key
+        LIMIT 1
+      ) AS part
+      ORDER BY lane.last_round, lane.partition_key
+    ) AS n;
+    np := lanes.lanes;
+    v_plain := (lanes.has_classes OR lanes.has_own OR lanes.is_wrong) IS NOT TRUE;
+  END IF;
+
+  IF v_plain AND np > 0 THEN
+    -- Jobs are drawn of the lanes that were served least recently, as far as their shares go and one more, since one job
+    -- of each lane fills the capacity; of all lanes, and further, while what was drawn may hide what comes before it.
+    v_quantum := CASE WHEN p_quantum = 0 THEN greatest(1, (p_capacity + np - 1) / np) ELSE p_quantum END;
+    v_all := np <= 4;
+    v_beyond := CASE WHEN v_all THEN p_capacity ELSE 1 END;
+    LOOP
+      SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
+        array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, bool_or(c.seq IS NULL) AS is_gone,
+        bool_or(c.is_quarantined) AS is_quarantined, count(*) FILTER (WHERE NOT c.is_over) AS within,
+        bool_or(c.is_picked AND c.is_over AND c.nth = c.share + v_beyond) AS is_used_up,
+        count(*) FILTER (WHERE c.nth = c.share + 1 AND c.before < p_capacity) AS refused
+      INTO drawn
+      FROM (
+        SELECT merged.*,
+          (NOT merged.is_over OR p_quantum = 0) AND row_number() OVER (
+            ORDER BY merged.is_over, merged.is_noisy, merged.round, merged.priority DESC, merged.at_ms, merged.seq)
+            <= p_capacity AS is_picked
+        FROM (
+          SELECT ready.*,
+            count(*) FILTER (WHERE NOT ready.is_over) OVER (
+              ORDER BY ready.is_noisy, ready.round, ready.priority DESC, ready.at_ms, ready.seq) AS before
+          FROM (
+            SELECT lane.nth::integer AS lane, lane.share, lane.round, lane.is_noisy, job.*, job.nth > lane.share AS is_over
+            FROM (
+              SELECT known.nth, known.lane_key, known.partition_key, known.round, known.before,
+                known.deficit + coalesce(known.override, v_quantum) AS share,
+                p_quantum = 0 AND np > 1 AND known.inflight >= 2
+                  AND known.inflight * (np - 1) > 2 * (lanes.running - known.inflight) AS is_noisy
+              FROM unnest(lanes.keys, lanes.partitions, lanes.rounds, lanes.befores, lanes.deficits, lanes.overrides,
+                lanes.inflights) WITH ORDINALITY
+                AS known (lane_key, partition_key, round, before, deficit, override, inflight, nth)
+            ) AS lane
+            LEFT JOIN LATERAL (
+              SELECT next.*, row_number() OVER (ORDER BY next.priority DESC, next.at_ms, next.seq) AS nth
+              FROM (
+                SELECT job.seq, job.ctid AS tid, job.priority, job.scheduled_at_ms AS at_ms,
+                  CASE WHEN first.has_quarantine THEN (
+                    SELECT true FROM {schema}.headgate_quarantine AS quarantine
+                    WHERE quarantine.fingerprint = job.fingerprint LIMIT 1) END AS is_quarantined
+                FROM {schema}.headgate_job AS job
+                WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+                  AND job.queue = v_queue AND job.partition_key = lane.partition_key
+                  AND job.rate_class = '' AND job.sticky_worker = ''
+                ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
+                LIMIT least(lane.share + v_beyond, p_capacity)
+              ) AS next
+            ) AS job ON true
+            WHERE v_all OR lane.before < p_capacity OR (p_quantum = 0 AND lanes.is_busy)
+          ) AS ready
+        ) AS merged
+        ORDER BY merged.is_over, merged.is_noisy, merged.round, merged.priority DESC, merged.at_ms, merged.seq
+      ) AS c;
+      EXIT WHEN drawn.is_gone OR drawn.within >= p_capacity OR (v_all AND drawn.is_used_up IS NOT TRUE);
+      v_beyond := CASE WHEN v_all THEN 4 * v_beyond ELSE 1 END;
+      v_all := true;
+    END LOOP;
+    v_refused := drawn.refused;
+    v_plain := (drawn.is_gone OR drawn.is_quarantined) IS NOT TRUE;
+  END IF;
+
+  IF NOT v_plain THEN
+    RETURN QUERY
+    SELECT whole.*
+    FROM {schema}.headgate_admit_under_policies(
+      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
+      p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
+      q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_sleeps IS TRUE, first.has_quarantine IS TRUE,
+      first.has_tags IS TRUE, v_has_ceilings IS TRUE, v_taken, coalesce(v_freed_class, ARRAY[]::text[]),
+      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
+    RETURN;
+  END IF;
+
+  IF np > 0 THEN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+      SELECT job.ctid AS tid, picked.place
+      FROM unnest(drawn.tids, drawn.seqs) WITH ORDINALITY AS picked (tid, seq, place)
+      JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
+      WHERE (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
+      FOR UPDATE OF job SKIP LOCKED
+    ),
+    claimed AS (
+      UPDATE {schema}.headgate_job AS job
+      SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
+        claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = 0, settled_lease_id = NULL,
+        settled_outcome = NULL
+      FROM held
+      WHERE job.ctid = held.tid
+      RETURNING held.place, job.seq, job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
+        job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
+        job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
+        job.periodic_schedule_id, job.periodic_tick_ms, job.headers, job.sticky_worker, job.fence,
+        job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data, job.charge_weight
+    )
+    SELECT job.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
+      NULL::integer, NULL::bigint[], job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
+      job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
+      job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
+      job.periodic_schedule_id, job.periodic_tick_ms, job.headers,
+      CASE WHEN first.has_tags THEN ARRAY (
+        SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag)
+        ELSE ARRAY[]::text[] END,
+      job.sticky_worker, job.fence, job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data,
+      job.charge_weight
+    FROM claimed AS job
+    ORDER BY job.place;
+    GET DIAGNOSTICS v_claims = ROW_COUNT;
+    IF v_claims < cardinality(drawn.lanes) THEN
+      -- Rows that changed after they were read are left to a later call.
+      drawn.lanes := ARRAY (
+        SELECT picked.lane
+        FROM unnest(drawn.lanes, drawn.seqs) WITH ORDINALITY AS picked (lane, seq, place)
+        CROSS JOIN LATERAL (
+          SELECT job.state, job.lease_id, job.claimed_at_ms
+          FROM {schema}.headgate_job AS job
+          WHERE job.seq = picked.seq
+          LIMIT 1
+        ) AS job
+        WHERE job.state = 'running' AND job.lease_id = p_lease_id AND job.claimed_at_ms = v_now
+        ORDER BY picked.place);
+    END IF;
+    p_taken := array_fill(0, ARRAY[np]);
+    FOREACH li IN ARRAY drawn.lanes LOOP
+      IF p_taken[li] = 0 THEN
+        s_tid := s_tid || lanes.tids[li];
+      END IF;
+      p_taken[li] := p_taken[li] + 1;
+    END LOOP;
+    IF v_claims > 0 THEN
+      -- A lane is laid to rest only by a look that found it empty after everything announced was folded.
+      WITH served AS (
+        UPDATE {schema}.headgate_lane AS lane
+        SET last_round = q_round[1] + 1,
+          active = (
+            SELECT true
+            FROM {schema}.headgate_job AS job
+            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
+              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+            LIMIT 1) IS NOT NULL
+        WHERE lane.ctid = ANY (s_tid)
+        RETURNING lane.partition_key, lane.active
+      )
+      SELECT array_agg(served.partition_key) FILTER (WHERE NOT served.active) INTO v_rested FROM served;
+    END IF;
+    IF v_rested IS NOT NULL THEN
+      -- Partitions with no work in other lanes either lose their credit.
+      v_rested := ARRAY (
+        SELECT rested.key
+        FROM unnest(v_rested) AS rested (key)
+        LEFT JOIN LATERAL (
+          SELECT true AS found
+          FROM {schema}.headgate_lane AS lane
+          CROSS JOIN LATERAL (
+            SELECT job.seq
+            FROM {schema}.headgate_job AS job
+            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
+              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+            LIMIT 1
+          ) AS job
+          WHERE lane.queue = v_queue AND lane.partition_key = rested.key AND lane.active
+          LIMIT 1
+        ) AS other ON true
+        WHERE other.found IS NULL);
+    END IF;
+  END IF;
+  IF np > 0 OR q_freed[1] > 0 THEN
+    WITH accounted AS (
+      UPDATE {schema}.headgate_partition AS part
+      SET deficit = done.deficit, inflight = part.inflight + done.taken,
+        last_round = CASE WHEN done.taken > 0 THEN q_round[1] + 1 ELSE part.last_round END
+      FROM (
+        SELECT p.tid, p.taken, p.deficit AS before,
+          CASE WHEN p.key = ANY (v_rested) THEN 0
+            ELSE greatest(0, least(
+              p.deficit + coalesce(p.override, v_quantum) - p.taken,
+              p_deficit_cap * coalesce(p.override, v_quantum)::bigint)) END AS deficit
+        FROM unnest(lanes.part_tids, p_taken, lanes.deficits, lanes.overrides, lanes.partitions)
+          AS p (tid, taken, deficit, override, key)
+      ) AS done
+      WHERE part.ctid = done.tid AND (done.taken > 0 OR done.deficit <> done.before)
+    )
+    UPDATE {schema}.headgate_queue AS queue
+    SET inflight = greatest(0, queue.inflight - coalesce(q_freed[1], 0)) + v_claims,
+      dispatch_count = queue.dispatch_count + v_claims, round = queue.round + (v_claims > 0)::integer
+    WHERE queue.queue = v_queue AND (v_claims > 0 OR q_freed[1] > 0);
+    IF NOT FOUND AND v_claims > 0 THEN
+      INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)
+      VALUES (v_queue, v_claims, 1, v_claims);
+    END IF;
+  END IF;
+
+  IF v_claims > 0 THEN
+    IF first.sleeps THEN
+      DELETE FROM {schema}.headgate_sleeper AS sleeper
+      WHERE sleeper.queue = v_queue AND sleeper.worker = p_worker;
+    END IF;
+  ELSIF v_taken >= p_fold_max THEN
+    -- What would have been admitted may be announced behind the rows that were folded.
+    RETURN QUERY
+    SELECT again.*
+    FROM {schema}.headgate_admit(
+      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
+      p_deficit_cap, p_ledger_lag, 4 * p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms) AS again;
+    RETURN;
+  ELSIF first.sleeps IS NOT TRUE THEN
+    INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
+    VALUES (v_queue, p_worker, {schema}.headgate_now_ms())
+    ON CONFLICT DO NOTHING;
+  END IF;
+  facts := ROW(0,
+    CASE WHEN v_closed_until IS NOT NULL THEN {schema}.headgate_reopens_in(
+      q_name, ARRAY[NULL::integer], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
+    0, 0, v_refused, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  RETURN NEXT facts;
+
 END $$;
 
 -- Mark rows that an admission passed over, so that later calls do not meet them again.
