@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 from typing import Any
 
+import psycopg
 import pytest
 
 from headgate_sync.errors import InvalidRequest, LeaseRejected, NotFound
@@ -18,6 +20,8 @@ from headgate_sync.policy import Ceiling, RateClassConfig
 from headgate_sync.store import Store
 from tests.backends import PostgresBackend
 from tests.builders import DAY_MS, admit, counts, envelope, steer
+from tests.postgres.watching import wait_until_blocked
+from tests.scenarios.gate import ids
 
 QUEUES = ("qa", "qb", "qc")
 CEILINGS = (
@@ -140,3 +144,82 @@ def test_a_crowd_keeps_to_the_limits_and_leaves_exact_counters(
             for claim in batch.claims:
                 store.ack(claim.lease_ref, Outcome.SUCCESS)
     assert not set(counts(store)) & {"available", "running", "retryable", "scheduled"}
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session of somebody else, in a transaction that ends with the test."""
+    with psycopg.connect(database_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+def test_a_class_resumed_while_its_first_lanes_are_taken_in_stays_open(
+    postgres: PostgresBackend, other: psycopg.Connection[Any]
+):
+    """The operator cannot tell a queue whose lanes nobody else can see yet."""
+    store = postgres.make_store()
+    config = RateClassConfig(name="c", limit=0, window_ms=1000, burst=9, paused=True)
+    steer(store).upsert_rate_class(config)
+    store.enqueue([envelope("a", rate_class="c")])
+    resume = (
+        "SELECT headgate.headgate_upsert_rate_class"
+        "('c', ARRAY[0], ARRAY[1000], ARRAY[9], false, true, 0)"
+    )
+    other.execute(resume)
+    assert ids(admit(store)) == []
+    other.execute("UPDATE headgate.headgate_budget SET units = 9000")
+    other.commit()
+    assert ids(admit(store)) == ["a"]
+
+
+def test_a_mark_is_not_set_for_a_reason_that_came_while_it_waited(
+    postgres: PostgresBackend, other: psycopg.Connection[Any]
+):
+    """A release of the new reason's row could cross a mark that does not hold it."""
+    store = postgres.make_store()
+    store.enqueue([envelope("a", fingerprint="old")])
+    for fingerprint in ("old", "new"):
+        postgres.connection.execute(
+            "INSERT INTO headgate.headgate_quarantine VALUES (%s, 'k', 3, 1, '', '')",
+            [fingerprint],
+        )
+    other.execute("SELECT FROM headgate.headgate_quarantine FOR UPDATE").fetchall()
+    with ThreadPoolExecutor(1) as pool:
+        marked = pool.submit(
+            lambda: postgres.connection.execute(
+                "SELECT headgate.headgate_mark_holds("
+                "ARRAY (SELECT seq FROM headgate.headgate_job), 20000)"
+            ).fetchone()
+        )
+        with psycopg.connect(other.info.dsn, autocommit=True) as admin:
+            wait_until_blocked(admin, other)
+            other.execute("UPDATE headgate.headgate_job SET fingerprint = 'new'")
+            other.commit()
+        assert marked.result() == (0,)
+
+
+def test_a_new_limit_does_not_wait_for_a_job_that_somebody_holds(
+    postgres: PostgresBackend, other: psycopg.Connection[Any]
+):
+    """Its holder may be waiting for the class; the upkeep looks again."""
+    store: Any = postgres.make_store()
+    config = RateClassConfig(name="c", limit=9, window_ms=1, burst=1)
+    steer(store).upsert_rate_class(config)
+    jobs = [envelope(name, rate_class="c", weight=5) for name in ("a", "b")]
+    store.enqueue(jobs)
+    assert ids(admit(store)) == []
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id = 'a' FOR UPDATE"
+    ).fetchall()
+    with psycopg.connect(other.info.dsn, autocommit=True) as operator:
+        operator.execute("SET lock_timeout = '2s'")
+        operator.execute(
+            "SELECT headgate.headgate_upsert_rate_class"
+            "('c', ARRAY[9], ARRAY[1], ARRAY[50], false, true, 0)"
+        )
+    postgres.clock.advance_ms(10)
+    assert ids(admit(store)) == ["b"]
+    other.rollback()
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 1
+    assert ids(admit(store)) == ["a"]

@@ -372,6 +372,10 @@ DECLARE
   r_class text[];
   r_sticky text[];
   r_key bigint[];
+  r_tid tid[];
+  r_round bigint[];
+  v_missing boolean;
+  v_lowers boolean;
 BEGIN
   -- Most rows only count exits, so that these are done with at once; the others are kept as rows of text.
   WITH oldest AS MATERIALIZED (
@@ -455,24 +459,42 @@ BEGIN
   END IF;
 
   IF v_ready THEN
-    SELECT array_agg(entry.queue), array_agg(entry.partition_key), array_agg(entry.rate_class),
-      array_agg(entry.sticky_worker), array_agg(entry.lane_key)
-    INTO r_queue, r_partition, r_class, r_sticky, r_key
+    SELECT array_agg(idle.queue), array_agg(idle.partition_key), array_agg(idle.rate_class),
+      array_agg(idle.sticky_worker), array_agg(idle.lane_key), array_agg(idle.tid), array_agg(idle.last_round),
+      bool_or(idle.tid IS NULL OR idle.last_round IS NULL), bool_or(idle.is_above_head IS NOT TRUE)
+    INTO r_queue, r_partition, r_class, r_sticky, r_key, r_tid, r_round, v_missing, v_lowers
     FROM (
-      SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
-        v_rest[rest.i][6]::bigint
-      FROM generate_subscripts(v_rest, 1) AS rest (i)
-      WHERE v_rest[rest.i][1] = 'r'
-    ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
-    LEFT JOIN LATERAL (
-      SELECT found.active
-      FROM {schema}.headgate_lane AS found
-      WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
-        AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
-      LIMIT 1
-    ) AS lane ON true
-    WHERE lane.active IS NOT TRUE;
-    IF r_queue IS NOT NULL THEN
+      SELECT entry.*, lane.tid, part.last_round,
+        (part.last_round, entry.partition_key) >= (head.head_round, head.head_partition) AS is_above_head
+      FROM (
+        SELECT DISTINCT v_rest[rest.i][2], v_rest[rest.i][3], v_rest[rest.i][4], v_rest[rest.i][5],
+          v_rest[rest.i][6]::bigint
+        FROM generate_subscripts(v_rest, 1) AS rest (i)
+        WHERE v_rest[rest.i][1] = 'r'
+      ) AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
+      LEFT JOIN LATERAL (
+        SELECT found.ctid AS tid, found.active
+        FROM {schema}.headgate_lane AS found
+        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+          AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
+        LIMIT 1
+      ) AS lane ON true
+      LEFT JOIN LATERAL (
+        SELECT found.last_round
+        FROM {schema}.headgate_partition AS found
+        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+        LIMIT 1
+      ) AS part ON true
+      LEFT JOIN LATERAL (
+        SELECT known.head_round, known.head_partition
+        FROM {schema}.headgate_lane_group AS known
+        WHERE known.rate_class = entry.rate_class AND known.queue = entry.queue
+          AND known.sticky_worker = entry.sticky_worker
+        LIMIT 1
+      ) AS head ON true
+      WHERE lane.active IS NOT TRUE
+    ) AS idle;
+    IF v_missing THEN
       INSERT INTO {schema}.headgate_partition (queue, partition_key)
       SELECT DISTINCT entry.queue, entry.partition_key
       FROM unnest(r_queue, r_partition) AS entry (queue, partition_key)
@@ -489,7 +511,14 @@ BEGIN
         LIMIT 1
       ) AS part
       ON CONFLICT (queue, partition_key, rate_class, sticky_worker)
-      DO UPDATE SET active = true, last_round = excluded.last_round, lane_key = excluded.lane_key;
+      DO UPDATE SET active = true, last_round = excluded.last_round;
+    ELSIF r_queue IS NOT NULL THEN
+      UPDATE {schema}.headgate_lane AS lane
+      SET active = true, last_round = woken.last_round
+      FROM unnest(r_tid, r_round) AS woken (tid, last_round)
+      WHERE lane.ctid = woken.tid;
+    END IF;
+    IF v_lowers THEN
       PERFORM {schema}.headgate_lower_heads(r_queue, r_class, r_sticky);
     END IF;
   END IF;

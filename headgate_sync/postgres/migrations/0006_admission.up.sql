@@ -81,7 +81,7 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   AS $$
 DECLARE
   facts {schema}.headgate_admission;
-  nq integer := cardinality(q_name);
+  nq integer := coalesce(cardinality(q_name), 0);
   q_decided integer[];
   q_sent integer[];
   q_relieved integer[];
@@ -101,6 +101,7 @@ DECLARE
   v_wanted text[];
   v_locked text[];
   v_first_lock boolean := true;
+  v_patient boolean := true;
 
   v_window integer;
   v_draws integer := 1;
@@ -385,11 +386,25 @@ BEGIN
         IF v_paused IS NOT NULL OR v_crowded IS NOT NULL THEN
           v_skip := v_skip || v_crowded;
           v_closed_any := v_closed_any OR v_paused IS NOT NULL;
-          PERFORM {schema}.headgate_close_class(
-            ARRAY[q_name[met.place]], class.name, CASE WHEN NOT class.paused THEN class.paused_until_ms END)
-          FROM unnest(g_queue, g_class) AS met (place, name)
-          JOIN {schema}.headgate_rate_class AS class ON class.name = met.name
-          WHERE class.name = ANY (v_paused);
+          IF v_paused IS NOT NULL THEN
+            -- Under the lock of the class: whoever ends the pause tells the queues whose groups it sees, and would not see
+            -- a group that is made and closed here. What it holds already is left alone, for it may be ending the pause.
+            v_locked := ARRAY (
+              SELECT class.name
+              FROM {schema}.headgate_rate_class AS class
+              WHERE class.name = ANY (v_paused)
+              ORDER BY class.name
+              FOR SHARE SKIP LOCKED);
+            v_patient := false;
+            PERFORM {schema}.headgate_close_class(
+              ARRAY[q_name[met.place]], class.name, CASE WHEN NOT class.paused THEN class.paused_until_ms END)
+            FROM unnest(g_queue, g_class) AS met (place, name)
+            JOIN {schema}.headgate_rate_class AS class ON class.name = met.name
+            WHERE class.name = ANY (v_locked) AND (class.paused OR class.paused_until_ms > v_now);
+            v_held := v_held || ARRAY (
+              SELECT paused.name FROM unnest(v_paused) AS paused (name) WHERE paused.name <> ALL (v_locked));
+            v_skip := v_skip || v_held;
+          END IF;
           CONTINUE main;
         END IF;
       END IF;
@@ -540,7 +555,7 @@ BEGIN
           WHERE lane.found IS NULL));
       END IF;
 
-      -- Rate classes, in order and all at once the first time; later ones only where nobody holds them.
+      -- Rate classes, in order and all at once the first time; only where nobody holds them when some are held already.
       v_wanted := NULL;
       IF n_row IS NOT NULL THEN
         v_wanted := ARRAY (
@@ -558,7 +573,7 @@ BEGIN
       END IF;
       IF cardinality(v_wanted) > 0 THEN
         v_locked := NULL;
-        IF v_first_lock THEN
+        IF v_first_lock AND v_patient THEN
           BEGIN
             PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
             v_locked := ARRAY (
@@ -1440,6 +1455,7 @@ DECLARE
   drawn record;
   v_now bigint;
   v_plain boolean;
+  v_alone boolean;
 
   nq integer := 0;
   q_name text[];
@@ -1550,7 +1566,7 @@ BEGIN
     SELECT array_agg(n.tid) AS tids, array_agg(n.lane_key) AS keys, array_agg(n.partition_key) AS partitions,
       array_agg(n.last_round) AS rounds, array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits,
       array_agg(n.inflight) AS inflights, array_agg(n.quantum_override) AS overrides, array_agg(n.before) AS befores,
-      sum(n.inflight) AS running, count(*) AS lanes, bool_or(n.inflight >= 2) AS is_busy,
+      sum(n.inflight)::bigint AS running, count(*) AS lanes, bool_or(n.inflight >= 2) AS is_busy,
       bool_or(n.last_round <> n.part_round) AS is_wrong,
       (SELECT true FROM {schema}.headgate_lane_group AS other
        WHERE other.queue = v_queue AND other.sticky_worker = '' AND other.open AND other.head_round IS NOT NULL
@@ -1579,10 +1595,26 @@ BEGIN
       ORDER BY lane.last_round, lane.partition_key
     ) AS n;
     np := lanes.lanes;
+    v_alone := np = 1 AND p_quantum = 0 AND lanes.overrides[1] IS NULL AND first.has_quarantine IS NULL;
     v_plain := (lanes.has_classes OR lanes.has_own OR lanes.is_wrong) IS NOT TRUE;
   END IF;
 
-  IF v_plain AND np > 0 THEN
+  IF v_plain AND v_alone THEN
+    -- A partition alone may take it all.
+    v_quantum := p_capacity;
+    SELECT array_agg(1) AS lanes, array_agg(job.seq) AS seqs, array_agg(job.tid) AS tids
+    INTO drawn
+    FROM (
+      SELECT ready.seq, ready.ctid AS tid
+      FROM {schema}.headgate_job AS ready
+      WHERE ready.lane_key = lanes.keys[1] AND ready.state = 'available' AND ready.gate_hold IS NULL
+        AND ready.queue = v_queue AND ready.partition_key = lanes.partitions[1]
+        AND ready.rate_class = '' AND ready.sticky_worker = ''
+      ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
+      LIMIT p_capacity
+    ) AS job;
+    v_plain := drawn.seqs IS NOT NULL;
+  ELSIF v_plain AND np > 0 THEN
     -- Jobs are drawn of the lanes that were served least recently, as far as their shares go and one more, since one job
     -- of each lane fills the capacity; of all lanes, and further, while what was drawn may hide what comes before it.
     v_quantum := CASE WHEN p_quantum = 0 THEN greatest(1, (p_capacity + np - 1) / np) ELSE p_quantum END;
@@ -1728,27 +1760,6 @@ BEGIN
       )
       SELECT array_agg(served.partition_key) FILTER (WHERE NOT served.active) INTO v_rested FROM served;
     END IF;
-    IF v_rested IS NOT NULL THEN
-      -- Partitions with no work in other lanes either lose their credit.
-      v_rested := ARRAY (
-        SELECT rested.key
-        FROM unnest(v_rested) AS rested (key)
-        LEFT JOIN LATERAL (
-          SELECT true AS found
-          FROM {schema}.headgate_lane AS lane
-          CROSS JOIN LATERAL (
-            SELECT job.seq
-            FROM {schema}.headgate_job AS job
-            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
-              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
-            LIMIT 1
-          ) AS job
-          WHERE lane.queue = v_queue AND lane.partition_key = rested.key AND lane.active
-          LIMIT 1
-        ) AS other ON true
-        WHERE other.found IS NULL);
-    END IF;
   END IF;
   IF np > 0 OR q_freed[1] > 0 THEN
     WITH accounted AS (
@@ -1757,7 +1768,20 @@ BEGIN
         last_round = CASE WHEN done.taken > 0 THEN q_round[1] + 1 ELSE part.last_round END
       FROM (
         SELECT p.tid, p.taken, p.deficit AS before,
-          CASE WHEN p.key = ANY (v_rested) THEN 0
+          -- A partition without work, in lanes of other classes and workers either, loses its credit.
+          CASE WHEN p.key = ANY (v_rested) AND (
+              SELECT true
+              FROM {schema}.headgate_lane AS lane
+              CROSS JOIN LATERAL (
+                SELECT job.seq
+                FROM {schema}.headgate_job AS job
+                WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+                  AND job.queue = lane.queue AND job.partition_key = lane.partition_key
+                  AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+                LIMIT 1
+              ) AS job
+              WHERE lane.queue = v_queue AND lane.partition_key = p.key AND lane.active
+              LIMIT 1) IS NULL THEN 0
             ELSE greatest(0, least(
               p.deficit + coalesce(p.override, v_quantum) - p.taken,
               p_deficit_cap * coalesce(p.override, v_quantum)::bigint)) END AS deficit
@@ -1839,7 +1863,9 @@ BEGIN
   WITH free AS MATERIALIZED (
     SELECT job.ctid AS tid, job.fingerprint, job.rate_class, coalesce(job.charge_weight, job.weight) AS weight
     FROM {schema}.headgate_job AS job
+    -- A fingerprint that changed meanwhile is another reason, whose row is not held.
     WHERE job.seq = ANY (p_seqs) AND job.state = 'available' AND job.gate_hold IS NULL
+      AND job.fingerprint = ANY (v_prints)
     FOR UPDATE SKIP LOCKED
   ),
   judged AS MATERIALIZED (

@@ -50,14 +50,21 @@ FROM {schema}.headgate_lane_group AS lane_group
 WHERE lane_group.rate_class = p_class
 $$;
 
--- List held jobs of a class again whose weight may fit now. The caller holds the class row.
+-- List held jobs of a class again whose weight may fit now. The caller holds the class row, for which the holder of a
+-- job row may be waiting: a row that is locked keeps its mark, until the upkeep finds that the reason is gone.
 CREATE FUNCTION {schema}.headgate_unhold_oversize(p_class text) RETURNS void
   LANGUAGE sql VOLATILE
   AS $$
-WITH freed AS (
+WITH held AS MATERIALIZED (
+  SELECT job.ctid AS tid
+  FROM {schema}.headgate_job AS job
+  WHERE job.gate_hold = 'oversize' AND job.rate_class = p_class
+  FOR UPDATE SKIP LOCKED
+),
+freed AS (
   UPDATE {schema}.headgate_job AS job
   SET gate_hold = NULL
-  WHERE job.gate_hold = 'oversize' AND job.rate_class = p_class
+  WHERE job.ctid = ANY (ARRAY (SELECT held.tid FROM held))
   RETURNING job.queue, job.partition_key, job.rate_class, job.sticky_worker, job.lane_key
 )
 INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, rate_class, sticky_worker, lane_key, n)
