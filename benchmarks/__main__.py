@@ -14,6 +14,7 @@ NAMES = (
     "drain",
     "latency",
     "admit",
+    "gate",
     "memory",
     "idle",
     "recover",

@@ -1,12 +1,41 @@
-"""Envelopes for the benchmarks."""
+"""Envelopes for the benchmarks, and deep backlogs made in the database."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.database import SCHEMA
 from headgate_sync.envelope import Envelope, fingerprint
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.store import Store
 
 _next_id = UlidGenerator()
+
+# Each round copies every template once, so that partitions take turns in the backlog.
+_MULTIPLY = """
+INSERT INTO {schema}.headgate_job (id, {columns})
+SELECT job.id || '-' || round.number, {columns}
+FROM generate_series(1, %(rounds)s) AS round (number)
+CROSS JOIN {schema}.headgate_job AS job
+WHERE job.id = ANY (%(ids)s)
+ORDER BY round.number, job.seq
+"""
+_TALLY = """
+INSERT INTO {schema}.headgate_tally
+  (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+SELECT job.queue, job.partition_key, 0, count(*) * %(rounds)s, 0, 0
+FROM {schema}.headgate_job AS job
+WHERE job.id = ANY (%(ids)s)
+GROUP BY job.queue, job.partition_key
+"""
+_COLUMNS = """
+SELECT attname FROM pg_catalog.pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
+  AND attname NOT IN ('seq', 'id')
+"""
 
 
 def envelopes(
@@ -33,7 +62,40 @@ def envelopes(
     ]
 
 
+def enqueue_all(store: Store, jobs: Sequence[Envelope]) -> None:
+    """Enqueue jobs in batches of 1,000."""
+    for start in range(0, len(jobs), 1000):
+        store.enqueue(jobs[start : start + 1000])
+
+
 def preload(store: Store, count: int, *, partitions: int = 1) -> None:
     """Enqueue jobs in batches of 1,000."""
-    for start in range(0, count, 1000):
-        store.enqueue(envelopes(min(1000, count - start), partitions=partitions))
+    enqueue_all(store, envelopes(count, partitions=partitions))
+
+
+def multiply(url: str, templates: Sequence[Envelope], rows: int) -> int:
+    """Copy waiting jobs within the database until there are about so many rows.
+
+    The templates must have been enqueued, so that the gate knows their lanes; nothing
+    is analysed. Returns how many rows there are now.
+    """
+    rounds = max(0, rows // len(templates) - 1)
+    params = {"rounds": rounds, "ids": [job.id for job in templates]}
+    with psycopg.connect(url, autocommit=True) as connection:
+        names = connection.execute(_COLUMNS, [f"{SCHEMA}.headgate_job"]).fetchall()
+        names_sql = sql.SQL(", ").join(sql.Identifier(name) for (name,) in names)
+        for statement in (_MULTIPLY, _TALLY):
+            connection.execute(
+                sql.SQL(statement).format(
+                    schema=sql.Identifier(SCHEMA), columns=names_sql
+                ),
+                params,
+            )
+    return len(templates) * (rounds + 1)
+
+
+def backlog(url: str, store: Store, rows: int, *, partitions: int = 1) -> None:
+    """A backlog of that depth; only one job per partition goes in by a call."""
+    templates = envelopes(min(rows, partitions), partitions=partitions)
+    enqueue_all(store, templates)
+    multiply(url, templates, rows)

@@ -1477,6 +1477,7 @@ DECLARE
   v_limit integer;
   v_all boolean;
   v_beyond integer;
+  v_most integer;
   v_refused integer := 0;
   np integer;
   p_taken integer[];
@@ -1615,16 +1616,17 @@ BEGIN
     ) AS job;
     v_plain := drawn.seqs IS NOT NULL;
   ELSIF v_plain AND np > 0 THEN
-    -- Jobs are drawn of the lanes that were served least recently, as far as their shares go and one more, since one job
-    -- of each lane fills the capacity; of all lanes, and further, while what was drawn may hide what comes before it.
+    -- Where one job of each lane fills the capacity, two are drawn of each of the lanes that were served least recently;
+    -- else as many as the shares allow and one more. More is drawn while that may hide what comes before it.
     v_quantum := CASE WHEN p_quantum = 0 THEN greatest(1, (p_capacity + np - 1) / np) ELSE p_quantum END;
     v_all := np <= 4;
     v_beyond := CASE WHEN v_all THEN p_capacity ELSE 1 END;
+    v_most := CASE WHEN np >= p_capacity THEN 2 ELSE p_capacity END;
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
         array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, bool_or(c.seq IS NULL) AS is_gone,
         bool_or(c.is_quarantined) AS is_quarantined, count(*) FILTER (WHERE NOT c.is_over) AS within,
-        bool_or(c.is_picked AND c.is_over AND c.nth = c.share + v_beyond) AS is_used_up,
+        bool_or(c.is_picked AND c.nth = least(c.share + v_beyond, v_most) AND c.nth < p_capacity) AS is_used_up,
         count(*) FILTER (WHERE c.nth = c.share + 1 AND c.before < p_capacity) AS refused
       INTO drawn
       FROM (
@@ -1659,7 +1661,7 @@ BEGIN
                   AND job.queue = v_queue AND job.partition_key = lane.partition_key
                   AND job.rate_class = '' AND job.sticky_worker = ''
                 ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
-                LIMIT least(lane.share + v_beyond, p_capacity)
+                LIMIT least(lane.share + v_beyond, v_most, p_capacity)
               ) AS next
             ) AS job ON true
             WHERE v_all OR lane.before < p_capacity OR (p_quantum = 0 AND lanes.is_busy)
@@ -1667,9 +1669,12 @@ BEGIN
         ) AS merged
         ORDER BY merged.is_over, merged.is_noisy, merged.round, merged.priority DESC, merged.at_ms, merged.seq
       ) AS c;
-      EXIT WHEN drawn.is_gone OR drawn.within >= p_capacity OR (v_all AND drawn.is_used_up IS NOT TRUE);
-      v_beyond := CASE WHEN v_all THEN 4 * v_beyond ELSE 1 END;
-      v_all := true;
+      EXIT WHEN drawn.is_gone OR (drawn.is_used_up IS NOT TRUE AND (v_all OR drawn.within >= p_capacity));
+      IF v_all AND v_most >= p_capacity THEN
+        v_beyond := 4 * v_beyond;
+      END IF;
+      v_all := v_all OR drawn.within < p_capacity;
+      v_most := p_capacity;
     END LOOP;
     v_refused := drawn.refused;
     v_plain := (drawn.is_gone OR drawn.is_quarantined) IS NOT TRUE;
