@@ -28,6 +28,8 @@ LIMITS = ("x1", "x2", "x3")
 class History:
     """Makes up calls and gives each to both stores."""
 
+    classes = CLASSES
+
     def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
         self.random = random.Random(seed)
         self.backends = backends
@@ -59,7 +61,7 @@ class History:
                     f"j{self.jobs}",
                     queue=pick(self.queues),
                     partition_key=pick(self.partitions),
-                    rate_class=pick(CLASSES),
+                    rate_class=pick(self.classes),
                     sticky_worker=pick(["", "", "", "w", "v"]),
                     weight=pick([1, 1, 1, 2, 4, 9]),
                     fingerprint="",
@@ -197,6 +199,32 @@ class History:
         left, right = self.inspects
         assert left.rate_classes() == right.rate_classes()
         assert left.concurrency_limits() == right.concurrency_limits()
+
+
+class PlainHistory(History):
+    """No policy but fairness, which most queues are and which has a road of its own."""
+
+    classes = ("",)
+
+    def steer(self) -> None:
+        arguments = (
+            self.random.choice(self.queues),
+            self.random.choice(self.partitions),
+            self.random.choice([None, 1, 4]),
+        )
+        for inspect in self.inspects:
+            inspect.set_partition_quantum(*arguments)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_stores_decide_alike_without_policies(
+    memory: MemoryBackend, postgres: PostgresBackend, seed: int
+):
+    history = PlainHistory(seed, (memory, postgres))
+    history.queues = history.queues[:1]
+    for _ in range(40):
+        history.step()
+    history.compare()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -216,3 +216,12 @@ def test_a_cancelled_lane_does_not_take_a_share(store):
     for number in range(1, 5):
         steer(store).operator_cancel(f"D-{number}")
     assert served(admit(store, 6, quantum=0)) == {"A": 2, "B": 2, "C": 2}
+
+
+def test_a_partition_alone_passes_its_own_quantum_and_is_counted_as_refused(store):
+    """The slack after the shares leaves no slot idle; telemetry sees the refusal."""
+    steer(store).set_partition_quantum(QUEUE, "A", 1)
+    fill(store, "A", 3)
+    batch = admit(store, 3, quantum=0)
+    assert ids(batch) == ["A-1", "A-2", "A-3"]
+    assert batch.refused == {"fairness": 1}

@@ -92,3 +92,12 @@ def test_asking_for_nothing_changes_nothing(store, backend: Backend, request_):
 def test_a_weight_of_zero_is_refused(store):
     with pytest.raises(InvalidRequest, match="weight is 0"):
         steer(store).set_queue_weight("q", 0)
+
+
+def test_queues_that_are_all_paused_answer_nothing(store):
+    for queue in ("a", "b"):
+        fill(store, queue, 1, queue=queue)
+        steer(store).set_queue_paused(queue, True)
+    assert ids(admit(store, queues=("a", "b"))) == []
+    steer(store).set_queue_paused("b", False)
+    assert ids(admit(store, queues=("a", "b"))) == ["b-1"]

@@ -54,7 +54,7 @@ CREATE TABLE {schema}.headgate_lane (
   last_round bigint NOT NULL,
   PRIMARY KEY (queue, partition_key, rate_class, sticky_worker)
 ) WITH (
-  fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX headgate_lane_pick ON {schema}.headgate_lane
