@@ -1434,7 +1434,7 @@ END $$;
 -- Locks:     queues; then those of headgate_admit_under_policies.
 --
 -- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
--- and one queue without them takes a short road here: where no class, no ceiling and no quarantined row can refuse, only
+-- and one queue without them takes a short road here: where no class, no full partition and no quarantined row refuses, only
 -- shares bind, and then a sort says what the loop over candidates would decide. Whatever the short road meets that it
 -- cannot judge, it leaves to the whole decision before it has written anything but what it folded.
 CREATE FUNCTION {schema}.headgate_admit(
@@ -1467,7 +1467,7 @@ DECLARE
   v_news boolean;
   v_closed_until bigint;
   v_sleeps boolean;
-  v_has_ceilings boolean;
+  v_has_ceilings boolean := false;
   v_taken integer;
   v_freed_class text[];
   v_freed_n bigint[];
@@ -1482,6 +1482,7 @@ DECLARE
   np integer;
   p_taken integer[];
   s_tid tid[];
+  v_full tid[];
   v_rested text[];
   v_claims integer := 0;
   li integer;
@@ -1518,7 +1519,10 @@ BEGIN
       (SELECT true FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = v_queue LIMIT 1) AS has_news,
       (SELECT coalesce(lane_group.open_at_ms, 9223372036854775807) FROM {schema}.headgate_lane_group AS lane_group
        WHERE lane_group.queue = v_queue AND NOT lane_group.open ORDER BY lane_group.open_at_ms LIMIT 1) AS closed_until,
-      (SELECT true FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = v_queue LIMIT 1) AS has_ceiling,
+      -- 0 for a ceiling that the short road does not know.
+      (SELECT min(CASE WHEN ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
+         THEN ceiling.max_concurrent ELSE 0 END)
+       FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = v_queue) AS ceiling,
       (SELECT true FROM {schema}.headgate_sleeper AS sleeper
        WHERE sleeper.queue = v_queue AND sleeper.worker = p_worker LIMIT 1) AS sleeps,
       (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) AS has_quarantine,
@@ -1535,14 +1539,14 @@ BEGIN
       q_inflight[nq] := coalesce(first.inflight, 0);
       v_news := v_news OR first.has_news;
       v_closed_until := least(v_closed_until, first.closed_until);
-      v_has_ceilings := v_has_ceilings OR first.has_ceiling;
+      v_has_ceilings := v_has_ceilings OR first.ceiling IS NOT NULL;
       v_sleeps := v_sleeps OR first.sleeps;
     END IF;
   END LOOP;
   IF v_news THEN
     SELECT fold.taken, fold.freed, fold.classes, fold.class_freed
     INTO v_taken, q_freed, v_freed_class, v_freed_n
-    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_has_ceilings IS TRUE) AS fold;
+    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_has_ceilings) AS fold;
   END IF;
   v_now := {schema}.headgate_now_ms();
   IF v_closed_until <= v_now THEN
@@ -1560,7 +1564,7 @@ BEGIN
       ) AS due));
   END IF;
 
-  v_plain := cardinality(p_queues) = 1 AND v_has_ceilings IS NULL AND v_freed_class IS NULL;
+  v_plain := cardinality(p_queues) = 1 AND (first.ceiling = 0) IS NOT TRUE AND v_freed_class IS NULL;
   IF v_plain AND nq = 1 THEN
     -- The window of the lanes without class and worker; any other group that is open needs the long road.
     v_limit := least(p_capacity, greatest(p_quantum, 1));
@@ -1568,7 +1572,7 @@ BEGIN
       array_agg(n.last_round) AS rounds, array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits,
       array_agg(n.inflight) AS inflights, array_agg(n.quantum_override) AS overrides, array_agg(n.before) AS befores,
       sum(n.inflight)::bigint AS running, count(*) AS lanes, bool_or(n.inflight >= 2) AS is_busy,
-      bool_or(n.last_round <> n.part_round) AS is_wrong,
+      bool_or(n.last_round <> n.part_round OR n.inflight >= first.ceiling) AS is_wrong,
       (SELECT true FROM {schema}.headgate_lane_group AS other
        WHERE other.queue = v_queue AND other.sticky_worker = '' AND other.open AND other.head_round IS NOT NULL
          AND other.rate_class <> '' LIMIT 1) AS has_classes,
@@ -1614,7 +1618,8 @@ BEGIN
       ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
       LIMIT p_capacity
     ) AS job;
-    v_plain := drawn.seqs IS NOT NULL;
+    v_plain := drawn.seqs IS NOT NULL
+      AND (cardinality(drawn.seqs) > first.ceiling - lanes.inflights[1]) IS NOT TRUE;
   ELSIF v_plain AND np > 0 THEN
     -- Where one job of each lane fills the capacity, two are drawn of each of the lanes that were served least recently;
     -- else as many as the shares allow and one more. More is drawn while that may hide what comes before it.
@@ -1625,7 +1630,7 @@ BEGIN
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
         array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, bool_or(c.seq IS NULL) AS is_gone,
-        bool_or(c.is_quarantined) AS is_quarantined, count(*) FILTER (WHERE NOT c.is_over) AS within,
+        bool_or(c.is_quarantined OR (c.is_picked AND c.nth > c.room)) AS is_refused, count(*) FILTER (WHERE NOT c.is_over) AS within,
         bool_or(c.is_picked AND c.nth = least(c.share + v_beyond, v_most) AND c.nth < p_capacity) AS is_used_up,
         count(*) FILTER (WHERE c.nth = c.share + 1 AND c.before < p_capacity) AS refused
       INTO drawn
@@ -1639,10 +1644,10 @@ BEGIN
             count(*) FILTER (WHERE NOT ready.is_over) OVER (
               ORDER BY ready.is_noisy, ready.round, ready.priority DESC, ready.at_ms, ready.seq) AS before
           FROM (
-            SELECT lane.nth::integer AS lane, lane.share, lane.round, lane.is_noisy, job.*, job.nth > lane.share AS is_over
+            SELECT lane.nth::integer AS lane, lane.share, lane.room, lane.round, lane.is_noisy, job.*, job.nth > lane.share AS is_over
             FROM (
               SELECT known.nth, known.lane_key, known.partition_key, known.round, known.before,
-                known.deficit + coalesce(known.override, v_quantum) AS share,
+                known.deficit + coalesce(known.override, v_quantum) AS share, first.ceiling - known.inflight AS room,
                 p_quantum = 0 AND np > 1 AND known.inflight >= 2
                   AND known.inflight * (np - 1) > 2 * (lanes.running - known.inflight) AS is_noisy
               FROM unnest(lanes.keys, lanes.partitions, lanes.rounds, lanes.befores, lanes.deficits, lanes.overrides,
@@ -1677,7 +1682,7 @@ BEGIN
       v_most := p_capacity;
     END LOOP;
     v_refused := drawn.refused;
-    v_plain := (drawn.is_gone OR drawn.is_quarantined) IS NOT TRUE;
+    v_plain := (drawn.is_gone OR drawn.is_refused) IS NOT TRUE;
   END IF;
 
   IF NOT v_plain THEN
@@ -1687,7 +1692,7 @@ BEGIN
       p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
       p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
       q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_sleeps IS TRUE, first.has_quarantine IS TRUE,
-      first.has_tags IS TRUE, v_has_ceilings IS TRUE, v_taken, coalesce(v_freed_class, ARRAY[]::text[]),
+      first.has_tags IS TRUE, v_has_ceilings, v_taken, coalesce(v_freed_class, ARRAY[]::text[]),
       coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
     RETURN;
   END IF;
@@ -1747,12 +1752,15 @@ BEGIN
         s_tid := s_tid || lanes.tids[li];
       END IF;
       p_taken[li] := p_taken[li] + 1;
+      IF lanes.inflights[li] + p_taken[li] >= first.ceiling THEN
+        v_full := v_full || lanes.tids[li];
+      END IF;
     END LOOP;
     IF v_claims > 0 THEN
       -- A lane is laid to rest only by a look that found it empty after everything announced was folded.
       WITH served AS (
         UPDATE {schema}.headgate_lane AS lane
-        SET last_round = q_round[1] + 1,
+        SET last_round = q_round[1] + 1, parked = coalesce(lane.ctid = ANY (v_full), false),
           active = (
             SELECT true
             FROM {schema}.headgate_job AS job
@@ -1825,7 +1833,7 @@ BEGIN
   END IF;
   facts := ROW(0,
     CASE WHEN v_closed_until IS NOT NULL THEN {schema}.headgate_reopens_in(
-      q_name, ARRAY[NULL::integer], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
+      q_name, ARRAY[first.ceiling], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
     0, 0, v_refused, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   RETURN NEXT facts;
