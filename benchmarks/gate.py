@@ -108,8 +108,14 @@ def scenes(url: str, options: Namespace, report: Report) -> None:
     medians = []
     for rows in options.rows:
         with bare(url) as plain:
-            plain.fill(rows)
+            spent = options.runs * options.calls * options.capacity
+            depth, left = max(rows, 2 * spent), 0
             for scene in _scenes_of(rows, options):
+                # As deep as the scene, and never claimed empty.
+                if left - spent < depth // 2:
+                    plain.fill(depth)
+                    left = depth
+                left -= spent
                 with fresh_store(url) as store:
                     _fill(url, store, scene)
                     settle_news(store)
