@@ -13,7 +13,8 @@
 -- The settings on the functions keep the plans independent of statistics: a queue that was loaded and never analysed
 -- must not change how rows are found. Sets of rows travel between statements as arrays, and rows already locked or
 -- owned are written by their ctid, which no plan can turn into a scan of the table. LIMIT 1 in a LATERAL subquery
--- forces the look-up by key for the same reason.
+-- forces the look-up by key for the same reason. A look for ready jobs names its lane in one condition that no index
+-- answers but the ready one by the key of the lane, and in the order of that index.
 
 CREATE TABLE {schema}.headgate_queue (
   queue text COLLATE "C" PRIMARY KEY,
@@ -545,8 +546,9 @@ BEGIN
         SELECT true AS found
         FROM {schema}.headgate_job AS job
         WHERE job.lane_key = entry.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-          AND job.queue = entry.queue AND job.partition_key = entry.partition_key
-          AND job.rate_class = entry.rate_class AND job.sticky_worker = entry.sticky_worker
+          AND (job.queue = entry.queue AND job.partition_key = entry.partition_key
+            AND job.rate_class = entry.rate_class AND job.sticky_worker = entry.sticky_worker) IS TRUE
+        ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
         LIMIT 1
       ) AS job ON true
       WHERE job.found IS NULL));

@@ -40,9 +40,10 @@ CROSS JOIN LATERAL (
       SELECT ready.seq
       FROM {schema}.headgate_job AS ready
       WHERE ready.lane_key = lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
-        AND ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
-        AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker
+        AND (ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
+          AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker) IS TRUE
         AND ready.seq <> ALL (p_passed)
+      ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
       LIMIT 1
     ) AS job
     WHERE (part.inflight >= wanted.cap) IS NOT TRUE
@@ -60,8 +61,9 @@ $$;
 -- queues, when its short road does not do.
 --
 -- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
---            jobs left them (null for none); whether a group is closed, the worker known as asleep, any fingerprint in
---            quarantine, any job tagged, the queues under ceilings of their own; what was folded; the time.
+--            jobs left them (null for none); whether a group is closed; in how many of all queues the worker is known as
+--            asleep; whether any fingerprint is in quarantine, any job tagged, any queue under a ceiling of its own; what
+--            was folded; the time.
 -- Rows:      headgate_admission.
 -- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
@@ -74,7 +76,7 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
   p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
   q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
-  v_has_closed boolean, v_sleeps boolean, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
+  v_has_closed boolean, v_asleep integer, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
   v_taken integer, v_freed_class text[], v_freed_n bigint[], v_now bigint)
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
@@ -855,8 +857,8 @@ BEGIN
             WHERE job.lane_key = fresh.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
               AND (job.priority < f_priority
                 OR (job.priority = f_priority AND (job.scheduled_at_ms, job.seq) > (f_at, f_seq)))
-              AND job.queue = q_name[fresh.place] AND job.partition_key = fresh.partition_key
-              AND job.rate_class = fresh.rate_class AND job.sticky_worker = fresh.sticky_worker
+              AND (job.queue = q_name[fresh.place] AND job.partition_key = fresh.partition_key
+                AND job.rate_class = fresh.rate_class AND job.sticky_worker = fresh.sticky_worker) IS TRUE
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT fresh.row_limit
           ) AS drawn ON true
@@ -1282,17 +1284,19 @@ BEGIN
         SELECT true AS found
         FROM {schema}.headgate_job AS job
         WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
-          AND job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
-          AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]
+          AND (job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
+            AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]) IS TRUE
+        ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
         LIMIT 1
       ) AS ready ON true
       LEFT JOIN LATERAL (
         SELECT true AS found
         FROM {schema}.headgate_job AS job
         WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
-          AND job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
-          AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]
+          AND (job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
+            AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]) IS TRUE
           AND job.seq <> ALL (v_passed) AND cardinality(v_passed) > 0
+        ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
         LIMIT 1
       ) AS remains ON true
       ORDER BY t.place
@@ -1316,9 +1320,10 @@ BEGIN
             SELECT job.seq
             FROM {schema}.headgate_job AS job
             WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
-              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+              AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
+                AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
               AND job.seq <> ALL (v_passed)
+            ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT 1
           ) AS job
           WHERE lane.queue = q_name[p_queue[x.part]] AND lane.partition_key = p_key[x.part] AND lane.active
@@ -1397,13 +1402,14 @@ BEGIN
     RETURN;
   END IF;
 
-  -- Who sleeps: written only when it changes.
-  IF v_claims > 0 THEN
-    IF v_sleeps THEN
+  -- Who sleeps: written only when it changes. A worker with slots left over waits for work like one that got nothing;
+  -- were it counted as busy, each job of a slow stream would wait for its next poll.
+  IF nd >= p_capacity THEN
+    IF v_asleep > 0 THEN
       DELETE FROM {schema}.headgate_sleeper AS sleeper
       WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
     END IF;
-  ELSE
+  ELSIF v_asleep < cardinality(p_queues) THEN
     INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
     SELECT wanted.queue, p_worker, {schema}.headgate_now_ms()
     FROM unnest(p_queues) AS wanted (queue)
@@ -1466,7 +1472,7 @@ DECLARE
   q_freed bigint[];
   v_news boolean;
   v_closed_until bigint;
-  v_sleeps boolean;
+  v_asleep integer := 0;
   v_has_ceilings boolean := false;
   v_taken integer;
   v_freed_class text[];
@@ -1484,6 +1490,7 @@ DECLARE
   s_tid tid[];
   v_full tid[];
   v_rested text[];
+  nd integer := 0;
   v_claims integer := 0;
   li integer;
 BEGIN
@@ -1530,6 +1537,9 @@ BEGIN
     INTO first
     FROM (SELECT 1) AS always
     LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = v_queue;
+    IF first.sleeps THEN
+      v_asleep := v_asleep + 1;
+    END IF;
     IF first.paused IS NOT TRUE THEN
       nq := nq + 1;
       q_name[nq] := v_queue;
@@ -1540,7 +1550,6 @@ BEGIN
       v_news := v_news OR first.has_news;
       v_closed_until := least(v_closed_until, first.closed_until);
       v_has_ceilings := v_has_ceilings OR first.ceiling IS NOT NULL;
-      v_sleeps := v_sleeps OR first.sleeps;
     END IF;
   END LOOP;
   IF v_news THEN
@@ -1613,8 +1622,8 @@ BEGIN
       SELECT ready.seq, ready.ctid AS tid
       FROM {schema}.headgate_job AS ready
       WHERE ready.lane_key = lanes.keys[1] AND ready.state = 'available' AND ready.gate_hold IS NULL
-        AND ready.queue = v_queue AND ready.partition_key = lanes.partitions[1]
-        AND ready.rate_class = '' AND ready.sticky_worker = ''
+        AND (ready.queue = v_queue AND ready.partition_key = lanes.partitions[1]
+          AND ready.rate_class = '' AND ready.sticky_worker = '') IS TRUE
       ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
       LIMIT p_capacity
     ) AS job;
@@ -1630,7 +1639,8 @@ BEGIN
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
         array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, bool_or(c.seq IS NULL) AS is_gone,
-        bool_or(c.is_quarantined OR (c.is_picked AND c.nth > c.room)) AS is_refused, count(*) FILTER (WHERE NOT c.is_over) AS within,
+        bool_or(c.is_quarantined OR (c.is_picked AND c.nth > c.room)) AS is_refused,
+        count(*) FILTER (WHERE NOT c.is_over) AS within,
         bool_or(c.is_picked AND c.nth = least(c.share + v_beyond, v_most) AND c.nth < p_capacity) AS is_used_up,
         count(*) FILTER (WHERE c.nth = c.share + 1 AND c.before < p_capacity) AS refused
       INTO drawn
@@ -1644,7 +1654,8 @@ BEGIN
             count(*) FILTER (WHERE NOT ready.is_over) OVER (
               ORDER BY ready.is_noisy, ready.round, ready.priority DESC, ready.at_ms, ready.seq) AS before
           FROM (
-            SELECT lane.nth::integer AS lane, lane.share, lane.room, lane.round, lane.is_noisy, job.*, job.nth > lane.share AS is_over
+            SELECT lane.nth::integer AS lane, lane.share, lane.room, lane.round, lane.is_noisy, job.*,
+              job.nth > lane.share AS is_over
             FROM (
               SELECT known.nth, known.lane_key, known.partition_key, known.round, known.before,
                 known.deficit + coalesce(known.override, v_quantum) AS share, first.ceiling - known.inflight AS room,
@@ -1663,8 +1674,8 @@ BEGIN
                     WHERE quarantine.fingerprint = job.fingerprint LIMIT 1) END AS is_quarantined
                 FROM {schema}.headgate_job AS job
                 WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-                  AND job.queue = v_queue AND job.partition_key = lane.partition_key
-                  AND job.rate_class = '' AND job.sticky_worker = ''
+                  AND (job.queue = v_queue AND job.partition_key = lane.partition_key
+                    AND job.rate_class = '' AND job.sticky_worker = '') IS TRUE
                 ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
                 LIMIT least(lane.share + v_beyond, v_most, p_capacity)
               ) AS next
@@ -1691,7 +1702,7 @@ BEGIN
     FROM {schema}.headgate_admit_under_policies(
       p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
       p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
-      q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_sleeps IS TRUE, first.has_quarantine IS TRUE,
+      q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
       first.has_tags IS TRUE, v_has_ceilings, v_taken, coalesce(v_freed_class, ARRAY[]::text[]),
       coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
     RETURN;
@@ -1732,7 +1743,8 @@ BEGIN
     FROM claimed AS job
     ORDER BY job.place;
     GET DIAGNOSTICS v_claims = ROW_COUNT;
-    IF v_claims < cardinality(drawn.lanes) THEN
+    nd := cardinality(drawn.lanes);
+    IF v_claims < nd THEN
       -- Rows that changed after they were read are left to a later call.
       drawn.lanes := ARRAY (
         SELECT picked.lane
@@ -1765,8 +1777,9 @@ BEGIN
             SELECT true
             FROM {schema}.headgate_job AS job
             WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-              AND job.queue = lane.queue AND job.partition_key = lane.partition_key
-              AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+              AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
+                AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
+            ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT 1) IS NOT NULL
         WHERE lane.ctid = ANY (s_tid)
         RETURNING lane.partition_key, lane.active
@@ -1789,8 +1802,9 @@ BEGIN
                 SELECT job.seq
                 FROM {schema}.headgate_job AS job
                 WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-                  AND job.queue = lane.queue AND job.partition_key = lane.partition_key
-                  AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+                  AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
+                    AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
+                ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
                 LIMIT 1
               ) AS job
               WHERE lane.queue = v_queue AND lane.partition_key = p.key AND lane.active
@@ -1813,12 +1827,7 @@ BEGIN
     END IF;
   END IF;
 
-  IF v_claims > 0 THEN
-    IF first.sleeps THEN
-      DELETE FROM {schema}.headgate_sleeper AS sleeper
-      WHERE sleeper.queue = v_queue AND sleeper.worker = p_worker;
-    END IF;
-  ELSIF v_taken >= p_fold_max THEN
+  IF nd = 0 AND v_taken >= p_fold_max THEN
     -- What would have been admitted may be announced behind the rows that were folded.
     RETURN QUERY
     SELECT again.*
@@ -1826,9 +1835,15 @@ BEGIN
       p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
       p_deficit_cap, p_ledger_lag, 4 * p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms) AS again;
     RETURN;
-  ELSIF first.sleeps IS NOT TRUE THEN
+  END IF;
+  IF nd >= p_capacity THEN
+    IF v_asleep > 0 THEN
+      DELETE FROM {schema}.headgate_sleeper AS sleeper
+      WHERE sleeper.queue = p_queues[1] AND sleeper.worker = p_worker;
+    END IF;
+  ELSIF v_asleep = 0 THEN
     INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
-    VALUES (v_queue, p_worker, {schema}.headgate_now_ms())
+    VALUES (p_queues[1], p_worker, {schema}.headgate_now_ms())
     ON CONFLICT DO NOTHING;
   END IF;
   facts := ROW(0,

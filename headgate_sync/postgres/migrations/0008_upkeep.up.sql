@@ -100,8 +100,9 @@ BEGIN
     SELECT lane.ctid AS tid, lane.active, lane.parked, part.last_round,
       (SELECT true FROM {schema}.headgate_job AS job
        WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
-         AND job.queue = lane.queue AND job.partition_key = lane.partition_key
-         AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker
+         AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
+           AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
+       ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
        LIMIT 1) IS TRUE AS ready,
       lane.parked AND (part.inflight >= v_cap) IS NOT TRUE AS barred,
       lane.lane_key NOT IN (
