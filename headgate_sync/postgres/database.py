@@ -44,7 +44,8 @@ _LOOK = (
     b"; SET LOCAL idle_in_transaction_session_timeout = 0"
     b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
     b"; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
-    b"; SET LOCAL jit = off; SET LOCAL statement_timeout = %d"
+    b"; SET LOCAL random_page_cost = 0; SET LOCAL jit = off"
+    b"; SET LOCAL statement_timeout = %d"
 )
 LOOK_TIMEOUT_MS = 5_000
 _IS_PLAIN = b"""

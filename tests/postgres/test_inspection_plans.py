@@ -53,6 +53,17 @@ INSERT INTO {schema}.headgate_rate_class (name) VALUES ('c');
 INSERT INTO {schema}.headgate_quarantine
   SELECT 'f' || n, 'k', 1, n, '', '' FROM generate_series(1, 5000) AS n;
 """
+# One queue has most of the jobs, all in one state: whoever expects the others of its
+# states among the newest jobs walks over all of them.
+_FLOOD = """
+INSERT INTO {schema}.headgate_job (id, kind, schema_version, payload, queue,
+  partition_key, rate_class, sticky_worker, lane_key, weight, fingerprint, priority,
+  state, max_attempts, enqueued_at_ms, scheduled_at_ms, timeout_ms, deadline_ms,
+  retention_ms, unique_states, periodic_schedule_id, periodic_tick_ms, headers)
+SELECT 'flood-' || n, 'k', 1, 'p', 'big', 'p', '', '', 0, 1, '', 0, 'available', 25, 1,
+  1, 0, 0, 1, 0, '', 0, '{{}}'
+FROM generate_series(1, 40000) AS n
+"""
 _TOUCHED = """
 SELECT coalesce(sum(seq_scan), 0),
   coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
@@ -91,6 +102,7 @@ def store(request, server_url):
                 "states": states,
             },
         )
+        admin.execute(sql.SQL(_FLOOD).format(schema=schema))
         admin.execute(sql.SQL(_REST).format(schema=schema))
         if request.param == "analysed":
             admin.execute("ANALYZE")
@@ -108,15 +120,18 @@ CALLS = {
     "all jobs": (listing(), 250, 50),
     "one queue": (listing(queue="q7"), 1_200, 50),
     "one queue and state": (listing(queue="q7", state="completed"), 150, 20),
+    "a big queue": (listing(queue="big"), 300, 50),
+    "a big queue and an absent state": (listing(queue="big", state="archived"), 5, 0),
+    "a big queue's partitions": (lambda i: i.partitions("big"), 45_000, 1),
     "one state": (listing(state="archived"), 1_500, 50),
     "running": (listing(state="running"), 350, 50),
     "running in a queue": (listing(queue="q7", state="running"), 10, 1),
     "one id": (listing(id="archived-7"), 10, 1),
     "a common tag": (listing(tags_all=("all",)), 1_400, 50),
-    "a rare tag": (listing(tags_any=("few",)), 150, 18),
-    "tags together": (listing(tags_all=("few", "all")), 1_200, 18),
-    "a rare tag and a state": (listing(tags_all=("few",), queue="q7"), 60, 0),
-    "counts": (lambda i: i.counts().counts, 40_000, 10),
+    "a rare tag": (listing(tags_any=("few",)), 300, 50),
+    "tags together": (listing(tags_all=("few", "all")), 1_500, 50),
+    "a rare tag and a state": (listing(tags_all=("few",), queue="q7"), 250, 0),
+    "counts": (lambda i: i.counts().counts, 56_000, 10),
     "counts of a queue": (lambda i: i.counts("q7").counts, 250, 10),
     "a page of queues": (lambda i: i.queue_stats(), 30_000, 100),
     "one queue's figures": (lambda i: i.queue_stats(queues=["q7"]), 250, 1),
@@ -124,7 +139,7 @@ CALLS = {
     "partitions": (lambda i: i.partitions("q7"), 40, 1),
     "rate classes": (lambda i: i.rate_classes(), 1_100, 1),
     "quarantine": (lambda i: i.quarantine_list(50), 120, 50),
-    "kinds": (lambda i: i.distinct_kinds(100), 120, 7),
+    "kinds": (lambda i: i.distinct_kinds(100), 120, None),
     "one job": (lambda i: i.get_job("archived-7"), 5, None),
 }
 

@@ -116,7 +116,8 @@ BEGIN
   WHERE counted.jobs > 0;
 END $$;
 
--- Arrivals and completions by partition since an instant, by key; one partition more than asked for tells of others.
+-- Arrivals and completions by partition in a minute and the one after it, by key; one partition more than asked for tells
+-- of others.
 CREATE FUNCTION {schema}.headgate_queue_traffic(p_queue text, p_since_ms bigint, p_partitions integer, p_rows integer)
   RETURNS TABLE (partition_key text, arrived bigint, completed bigint)
   LANGUAGE plpgsql STABLE
@@ -128,11 +129,18 @@ BEGIN
   RETURN QUERY
   SELECT part.partition_key, sum(part.arrived)::bigint, sum(part.completed)::bigint
   FROM (
+    -- The first keys of both minutes hold the first keys of the window.
     (SELECT counter.partition_key, counter.arrived, counter.completed
     FROM {schema}.headgate_minute_counter AS counter
-    WHERE counter.queue = p_queue AND counter.minute_at_ms >= p_since_ms
-    ORDER BY counter.minute_at_ms, counter.partition_key
-    LIMIT p_rows)
+    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms
+    ORDER BY counter.partition_key
+    LIMIT p_partitions + 1)
+    UNION ALL
+    (SELECT counter.partition_key, counter.arrived, counter.completed
+    FROM {schema}.headgate_minute_counter AS counter
+    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000
+    ORDER BY counter.partition_key
+    LIMIT p_partitions + 1)
     UNION ALL
     (SELECT tally.partition_key, tally.arrived, tally.completed
     FROM {schema}.headgate_tally AS tally
@@ -356,7 +364,7 @@ END $$;
 CREATE FUNCTION {schema}.headgate_run_operation(p_id text, p_batch integer, p_window integer) RETURNS integer
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET random_page_cost = 0 SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   op {schema}.headgate_operation;
@@ -409,11 +417,16 @@ BEGIN
         SELECT job.seq, job.kind, job.partition_key, job.enqueued_at_ms, job.unique_key
         FROM unnest(op.states) AS wanted (state)
         CROSS JOIN LATERAL (
-          SELECT listed.*
-          FROM {schema}.headgate_job AS listed
-          WHERE listed.state = wanted.state AND listed.state <> 'running' AND listed.queue = op.queue
-            AND listed.seq > op.place AND listed.seq <= op.last_seq
-          ORDER BY listed.seq
+          SELECT walk.*
+          FROM (
+            SELECT listed.seq, listed.kind, listed.partition_key, listed.enqueued_at_ms, listed.unique_key
+            FROM {schema}.headgate_job AS listed
+            WHERE listed.state = wanted.state AND listed.state <> 'running' AND listed.queue = op.queue
+              AND listed.seq > op.place AND listed.seq <= op.last_seq
+            ORDER BY listed.seq
+            OFFSET 0  -- or the limit invites a walk over all jobs
+          ) AS walk
+          ORDER BY walk.seq
           LIMIT p_window
         ) AS job
         UNION ALL

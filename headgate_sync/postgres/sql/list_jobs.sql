@@ -5,7 +5,8 @@
 --            look through in a queue; plain boolean, whether state is all that is asked.
 -- Rows:      seq and id, newest first.
 -- Locks:     none. Each part walks an index in the order of the page and stops when the page is full; the parts of other
---            paths cost nothing.
+--            paths cost nothing. OFFSET 0 keeps the size of the page from the planner: where it expects many fitting rows
+--            it would walk over all jobs by their primary key, and read the whole table where there are few.
 WITH RECURSIVE known AS (
   (SELECT job.queue
   FROM {schema}.headgate_job AS job
@@ -26,11 +27,16 @@ heads AS MATERIALIZED (  -- a page of n rows comes from the n queues whose newes
   SELECT known.queue
   FROM known
   CROSS JOIN LATERAL (
-    SELECT job.seq
-    FROM {schema}.headgate_job AS job
-    WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = known.queue
-      AND job.seq < %(before)s::bigint
-    ORDER BY job.seq DESC
+    SELECT walk.seq
+    FROM (
+      SELECT job.seq
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = known.queue
+        AND job.seq < %(before)s::bigint
+      ORDER BY job.seq DESC
+      OFFSET 0
+    ) AS walk
+    ORDER BY walk.seq DESC
     LIMIT 1
   ) AS head
   ORDER BY head.seq DESC
@@ -75,7 +81,7 @@ FROM (
       FROM {schema}.headgate_job_tag AS carried
       WHERE carried.tag = rarest.tag AND carried.job_seq < %(before)s::bigint
       ORDER BY carried.tag, carried.job_seq DESC
-      OFFSET 0  -- one by one in this order, whatever else the planner thinks of
+      OFFSET 0  -- for all that carry the tag the look-up is the best, also where a page is filled sooner otherwise
     ) AS carried
     CROSS JOIN LATERAL (
       SELECT job.seq, job.id
@@ -119,11 +125,16 @@ FROM (
   SELECT found.seq, found.id
   FROM unnest(%(states)s::text[]) AS wanted (state)
   CROSS JOIN LATERAL (
-    SELECT job.seq, job.id
-    FROM {schema}.headgate_job AS job
-    WHERE job.state = wanted.state AND job.state <> 'running' AND job.queue = %(queue)s::text
-      AND job.seq < %(before)s::bigint AND {matches}
-    ORDER BY job.seq DESC
+    SELECT walk.seq, walk.id
+    FROM (
+      SELECT job.seq, job.id
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = wanted.state AND job.state <> 'running' AND job.queue = %(queue)s::text
+        AND job.seq < %(before)s::bigint AND {matches}
+      ORDER BY job.seq DESC
+      OFFSET 0
+    ) AS walk
+    ORDER BY walk.seq DESC
     LIMIT %(max_jobs)s::integer
   ) AS found
   WHERE %(path)s::text = 'queue'
@@ -131,11 +142,16 @@ FROM (
   SELECT found.seq, found.id
   FROM heads
   CROSS JOIN LATERAL (
-    SELECT job.seq, job.id
-    FROM {schema}.headgate_job AS job
-    WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = heads.queue
-      AND job.seq < %(before)s::bigint AND {matches}
-    ORDER BY job.seq DESC
+    SELECT walk.seq, walk.id
+    FROM (
+      SELECT job.seq, job.id
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = heads.queue
+        AND job.seq < %(before)s::bigint AND {matches}
+      ORDER BY job.seq DESC
+      OFFSET 0
+    ) AS walk
+    ORDER BY walk.seq DESC
     LIMIT %(max_jobs)s::integer
   ) AS found
   WHERE %(path)s::text = 'state'

@@ -10,10 +10,15 @@ WITH clock AS MATERIALIZED (
 waiting AS (
   SELECT sample.partition_key, count(*) AS jobs
   FROM (
-    SELECT job.partition_key
-    FROM {schema}.headgate_job AS job
-    WHERE job.state = 'available' AND job.state <> 'running' AND job.queue = %(queue)s::text
-    ORDER BY job.seq
+    SELECT walk.partition_key
+    FROM (
+      SELECT job.partition_key, job.seq
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = 'available' AND job.state <> 'running' AND job.queue = %(queue)s::text
+      ORDER BY job.seq
+      OFFSET 0
+    ) AS walk
+    ORDER BY walk.seq
     LIMIT %(max_sample)s::integer
   ) AS sample
   GROUP BY sample.partition_key
