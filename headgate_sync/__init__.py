@@ -21,6 +21,15 @@ if TYPE_CHECKING:
         WorkerInfo as WorkerInfo,
     )
     from headgate_sync.client import Client as Client
+    from headgate_sync.client.batch import Batch as Batch
+    from headgate_sync.client.batch import BatchItem as BatchItem
+    from headgate_sync.client.batch import BatchProgress as BatchProgress
+    from headgate_sync.client.batch import BatchSummary as BatchSummary
+    from headgate_sync.client.circuit import CircuitBreaker as CircuitBreaker
+    from headgate_sync.client.pipeline import EnqueueRequest as EnqueueRequest
+    from headgate_sync.client.pipeline import Plugin as Plugin
+    from headgate_sync.client.pipeline import enqueue_middleware as enqueue_middleware
+    from headgate_sync.client.waiting import Completion as Completion
     from headgate_sync.context import (
         JobContext as JobContext,
     )
@@ -40,6 +49,8 @@ if TYPE_CHECKING:
     from headgate_sync.errors import (
         Backpressure as Backpressure,
     )
+    from headgate_sync.errors import BatchTimeout as BatchTimeout
+    from headgate_sync.errors import CircuitRejected as CircuitRejected
     from headgate_sync.errors import (
         CodecError as CodecError,
     )
@@ -49,6 +60,7 @@ if TYPE_CHECKING:
     from headgate_sync.errors import (
         DuplicateJob as DuplicateJob,
     )
+    from headgate_sync.errors import EnqueueForbidden as EnqueueForbidden
     from headgate_sync.errors import (
         ExtractionError as ExtractionError,
     )
@@ -64,6 +76,7 @@ if TYPE_CHECKING:
     from headgate_sync.errors import (
         InvalidRequest as InvalidRequest,
     )
+    from headgate_sync.errors import JobFailed as JobFailed
     from headgate_sync.errors import (
         LeaseLost as LeaseLost,
     )
@@ -97,6 +110,9 @@ if TYPE_CHECKING:
     from headgate_sync.errors import (
         Unsupported as Unsupported,
     )
+    from headgate_sync.errors import WaitTimeout as WaitTimeout
+    from headgate_sync.identity import Identity as Identity
+    from headgate_sync.identity import enqueue_identity as enqueue_identity
     from headgate_sync.lifecycle import Outcome as Outcome
     from headgate_sync.lifecycle import State as State
     from headgate_sync.memory.store import MemStore as MemStore
@@ -126,6 +142,23 @@ __version__ = "0.1.0"
 
 # The same names as above, by module: what a type checker reads and what is loaded.
 _HOMES = {
+    "identity": (
+        "Identity",
+        "enqueue_identity",
+    ),
+    "client.waiting": ("Completion",),
+    "client.pipeline": (
+        "EnqueueRequest",
+        "Plugin",
+        "enqueue_middleware",
+    ),
+    "client.circuit": ("CircuitBreaker",),
+    "client.batch": (
+        "Batch",
+        "BatchItem",
+        "BatchProgress",
+        "BatchSummary",
+    ),
     "app": ("Headgate",),
     "binding": (
         "Attempt",
@@ -139,6 +172,11 @@ _HOMES = {
     ),
     "envelope": ("Envelope",),
     "errors": (
+        "WaitTimeout",
+        "JobFailed",
+        "EnqueueForbidden",
+        "CircuitRejected",
+        "BatchTimeout",
         "AttemptCancelled",
         "AttemptTimeout",
         "BackendError",

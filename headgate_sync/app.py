@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from attrs import evolve
 
 from headgate_sync.errors import ConfigurationError, InvalidRequest, Unsupported
+from headgate_sync.identity import Identity
 from headgate_sync.inspection import Inspect, JobSummary
 from headgate_sync.options import NO_DEFAULTS, TaskOptions
 from headgate_sync.registry import Registry, TaskDecorator
@@ -28,8 +30,14 @@ from headgate_sync.store import Store
 from headgate_sync.task import BoundTask, FunctionTask, Task
 
 if TYPE_CHECKING:
-    from headgate_sync.client.client import Client
+    from headgate_sync.client.batch import Batch, BatchProgress
+    from headgate_sync.client.client import Client, PipelineParts
+    from headgate_sync.client.waiting import Completion
     from headgate_sync.worker import Worker
+
+DEFAULT_CHUNK_SIZE = 500
+DEFAULT_KEEP = "1h"
+DEFAULT_PATIENCE = "1m"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,9 +57,11 @@ class Headgate:
             transaction mode.
         pool_size: most connections of this process.
         defaults: options of jobs whose call and task set none.
+        **parts: what stands between an enqueue and the store; see `Client`.
 
     Raises:
         ConfigurationError: a source of another type.
+        InvalidRequest: a part that is none.
     """
 
     def __init__(
@@ -62,9 +72,10 @@ class Headgate:
         listen_url: str | None = None,
         pool_size: int = DEFAULT_POOL_SIZE,
         defaults: TaskOptions = NO_DEFAULTS,
+        **parts: Unpack[PipelineParts],
     ) -> None:
         self.registry = Registry()
-        self._runtime = Runtime(defaults)
+        self._runtime = Runtime(defaults, self.registry, parts)
         self._configured = False  # whether the source was read, not given in code
         # What goes with a source that is named later.
         self._given = Settings(
@@ -83,6 +94,7 @@ class Headgate:
         listen_url: str | None = None,
         pool_size: int | None = None,
         defaults: TaskOptions = NO_DEFAULTS,
+        **parts: Unpack[PipelineParts],
     ) -> Self:
         """Take the database from the environment; arguments win over variables.
 
@@ -100,7 +112,7 @@ class Headgate:
             "pool_size": pool_size,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
-        made = cls(defaults=defaults)
+        made = cls(defaults=defaults, **parts)
         made._runtime.bind(evolve(Settings.read(environ.get), **given))
         made._configured = not given
         return made
@@ -113,12 +125,13 @@ class Headgate:
         schema: str = DEFAULT_SCHEMA,
         pool_size: int = DEFAULT_POOL_SIZE,
         defaults: TaskOptions = NO_DEFAULTS,
+        **parts: Unpack[PipelineParts],
     ) -> Self:
         """Use a private development server, found or started at the first use.
 
         It is migrated by itself, and stops after the last process that uses it.
         """
-        made = cls(defaults=defaults)
+        made = cls(defaults=defaults, **parts)
         made._runtime.bind(
             Settings(
                 schema=schema,
@@ -211,37 +224,123 @@ class Headgate:
             tx: the caller's transaction.
             **keywords: payload of a function task, else options.
         """
-        if isinstance(job, FunctionTask | BoundTask):
-            request = job.job(*args, **keywords)
-            return self.client.enqueue(request, tx=tx)
-        _no_arguments(args)
-        return self.client.enqueue(job, tx=tx, **keywords)
+        job, options = _job_of(job, args, keywords)
+        return self.client.enqueue(job, tx=tx, **options)
 
     def enqueue_or_join(
         self, job: Any, /, *args: Any, tx: Any = None, **keywords: Any
     ) -> JobHandle:
         """`enqueue`, or the handle of the job that holds the unique key."""
-        if isinstance(job, FunctionTask | BoundTask):
-            request = job.job(*args, **keywords)
-            return self.client.enqueue_or_join(request, tx=tx)
-        _no_arguments(args)
-        return self.client.enqueue_or_join(job, tx=tx, **keywords)
+        job, options = _job_of(job, args, keywords)
+        return self.client.enqueue_or_join(job, tx=tx, **options)
 
-    def enqueue_many(self, jobs: Iterable[Any], *, tx: Any = None) -> list[JobHandle]:
+    def enqueue_and_wait(
+        self, job: Any, /, *args: Any, timeout: timedelta | str, **keywords: Any
+    ) -> Completion:
+        """Put one job in and wait for its end; see `Client.enqueue_and_wait`.
+
+        Args:
+            job: as for `enqueue`.
+            *args: as for `enqueue`.
+            timeout: from the call; the job goes on after it.
+            **keywords: as for `enqueue`.
+        """
+        if "tx" in keywords:
+            return self.client.enqueue_and_wait(job, timeout=timeout, **keywords)
+        job, options = _job_of(job, args, keywords)
+        return self.client.enqueue_and_wait(job, timeout=timeout, **options)
+
+    def enqueue_many(
+        self,
+        jobs: Iterable[Any],
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+    ) -> list[JobHandle]:
         """Put up to 1,000 jobs in, all or none; see `Client.enqueue_many`."""
-        return self.client.enqueue_many(jobs, tx=tx)
+        return self.client.enqueue_many(jobs, identity=identity, tx=tx)
 
     def enqueue_chunks(
-        self, jobs: Iterable[Any], *, size: int = 500
+        self,
+        jobs: Iterable[Any],
+        *,
+        size: int = 500,
+        identity: Identity | None = None,
     ) -> Iterator[list[JobHandle]]:
         """Put any number of jobs in, chunk by chunk; see `Client.enqueue_chunks`."""
-        return self.client.enqueue_chunks(jobs, size=size)
+        return self.client.enqueue_chunks(jobs, size=size, identity=identity)
+
+    def batch(
+        self,
+        id: str | None = None,
+        *,
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        progress: bool | Callable[[BatchProgress], object] = False,
+        keep: timedelta | str = DEFAULT_KEEP,
+        patience: timedelta | str = DEFAULT_PATIENCE,
+        window: int | None = None,
+        **options: Any,
+    ) -> Batch:
+        """A batch of jobs that a script sends, follows and reads; see `Batch`.
+
+        Args:
+            id: makes the script restartable: jobs that exist are not sent again. 1 to
+                58 bytes of `[A-Za-z0-9_.:-]`; None is a fresh one.
+            chunk_size: jobs per call of the store, 1 to 1,000.
+            progress: True shows a bar on a terminal and else a line every 5 s, on
+                stderr; a callable gets each `BatchProgress`.
+            keep: how long finished jobs are kept at least, so that the script can see
+                how they ended; "0ms" leaves it to their own retention.
+            patience: how long an outage is waited out before `StoreUnavailable`.
+            window: most jobs of this batch that are unfinished at any time.
+            **options: of jobs whose call sets none; they win over the task's.
+
+        Raises:
+            InvalidRequest: an argument is out of range.
+            Unsupported: the store cannot be inspected.
+        """
+        from headgate_sync.client.batch import Batch
+
+        if progress is True:
+            from headgate_sync.progress import batch_display
+
+            progress = batch_display()
+        return Batch(
+            self.client,
+            id,
+            chunk_size=chunk_size,
+            progress=progress or None,
+            keep=keep,
+            patience=patience,
+            window=window,
+            options=options,
+        )
 
     # Looking and steering.
 
     def get(self, job_id: str) -> JobSummary | None:
         """One job with its history, or None."""
         return self.inspect.get_job(job_id)
+
+    def result(self, job_id: str) -> object:
+        """What the handler of a job returned; None without a result.
+
+        Read as the handler of its kind says; bytes as stored, where none is declared
+        here or the job is gone.
+
+        Raises:
+            Unsupported: the store keeps no results.
+            MalformedPayload: the stored bytes are none of the handler's results.
+        """
+        store = self.store
+        if store.results is None:
+            raise Unsupported("results")
+        result = store.results.read_result(job_id)
+        if result is None:
+            return None
+        job = None if store.inspect is None else store.inspect.get_job(job_id)
+        binding = None if job is None else self.registry.resolve(job.kind)
+        return result.data if binding is None else binding.decode_result(result)
 
     def cancel(self, job_id: str) -> None:
         """Cancel an unfinished job; the worker that runs it loses its lease.
@@ -358,8 +457,14 @@ def _conflicts(
     )
 
 
-def _no_arguments(args: tuple[Any, ...]) -> None:
+def _job_of(
+    job: Any, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """What a client takes for it: a job, and options."""
+    if isinstance(job, FunctionTask | BoundTask):
+        return job.job(*args, **keywords), {}
     if args:
         raise InvalidRequest(
             "positional arguments after the job belong to a function task only"
         )
+    return job, keywords

@@ -7,7 +7,7 @@ the same arguments can succeed.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 def _restored(
@@ -23,6 +23,8 @@ class HeadgateError(Exception):
     """Root of all errors that this package raises on purpose."""
 
     retryable: ClassVar[bool] = False
+    #: Place of the job to blame, where a batch script sent it.
+    item_index: int | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions are copied by calling their class with `args`, which fails where a
@@ -188,6 +190,88 @@ class Unsupported(HeadgateError):
 
     def __str__(self) -> str:
         return self.detail or f"not supported by this store: {self.capability}"
+
+
+class EnqueueForbidden(HeadgateError):
+    """The authorizer refused a job of this kind, or a middleware dropped a job that the
+    caller was going to wait for; nothing of the batch was written."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"enqueueing jobs of kind {self.kind} is not allowed here"
+
+
+class CircuitRejected(HeadgateError):
+    """The circuit breaker lets no call through, after the store did not answer.
+
+    Attributes:
+        state: "open" or "half_open".
+        retry_after_ms: until the next try is let through; 0 while others try.
+    """
+
+    retryable = True
+
+    def __init__(self, state: str, retry_after_ms: int) -> None:
+        super().__init__(state, retry_after_ms)
+        self.state = state
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        when = f"try again in {self.retry_after_ms} ms"
+        if self.state == "half_open":
+            when = "others are trying it"
+        return f"the store did not answer, the circuit is {self.state}: {when}"
+
+
+class WaitTimeout(HeadgateError):
+    """A job was not finished in time; it goes on."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is not finished; it goes on"
+
+
+class BatchTimeout(WaitTimeout):
+    """Jobs of a batch were not finished in time; they go on.
+
+    Attributes:
+        job_id: one of them.
+        outstanding: how many.
+    """
+
+    def __init__(self, job_id: str, outstanding: int) -> None:
+        super().__init__(job_id)
+        self.args = (job_id, outstanding)
+        self.outstanding = outstanding
+
+    def __str__(self) -> str:
+        return (
+            f"{self.outstanding} jobs are not finished, as job {self.job_id}; "
+            "they go on"
+        )
+
+
+class JobFailed(HeadgateError):
+    """A job that somebody waited for did not succeed.
+
+    Attributes:
+        completion: how it ended; see `headgate_sync.client.waiting.Completion`.
+    """
+
+    def __init__(self, completion: Any) -> None:
+        super().__init__(completion)
+        self.completion = completion
+
+    def __str__(self) -> str:
+        ended = self.completion
+        why = f": {ended.error}" if ended.error else ""
+        return f"job {ended.job_id} ended {ended.state}{why}"
 
 
 class CodecError(HeadgateError):

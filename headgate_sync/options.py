@@ -21,6 +21,7 @@ from headgate_sync.envelope import (
     Envelope,
 )
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.identity import Identity, check_identity
 from headgate_sync.templates import parse_template
 
 Duration = timedelta | str
@@ -198,12 +199,14 @@ class CallOptions(JobOptions):
 
     Attributes:
         id: the caller's own id for the job; a fresh one otherwise.
+        identity: who enqueues, for the client's authorizer.
         delay: earliest start, from the enqueue.
         run_at: earliest start, as an aware `datetime`.
         pending: durable, but not to run until an operator promotes it.
     """
 
     id: str | Unset | None = UNSET
+    identity: Identity | Unset | None = UNSET
     delay: Duration | Unset | None = UNSET
     run_at: datetime | Unset | None = UNSET
     pending: bool | Unset = UNSET
@@ -211,6 +214,8 @@ class CallOptions(JobOptions):
     def __attrs_post_init__(self) -> None:
         if self.id == "":
             raise InvalidRequest("id must not be empty")
+        if self.identity is not UNSET:
+            check_identity(self.identity)
         if self.delay not in (UNSET, None) and self.run_at not in (UNSET, None):
             raise InvalidRequest("delay and run_at exclude each other")
         super().__attrs_post_init__()

@@ -269,7 +269,7 @@ class Registry:
                 handler = self._handlers.get(main)
                 if handler is None:
                     return None
-                binding = self._bindings[main] = _bind(self._tasks[main], handler)
+                binding = self._bindings[main] = bind(self._tasks[main], handler)
         return binding
 
     # Keeping: every check comes before the first change.
@@ -322,7 +322,12 @@ def _payload_name(task: Task, handler: Handler) -> str | None:
     return found
 
 
-def _bind(task: Task, handler: Handler) -> Binding:
+def bind(task: Task, handler: Handler) -> Binding:
+    """Join a task and its handler.
+
+    Raises:
+        InvalidRequest: an annotation of the handler uses an unknown name.
+    """
     try:
         parameters = handler.parameters()
         if isinstance(task, FunctionTask):

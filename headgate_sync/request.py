@@ -13,6 +13,7 @@ from headgate_sync.options import UNSET, CallOptions
 from headgate_sync.templates import parse_template
 
 if TYPE_CHECKING:
+    from headgate_sync.client.waiting import Completion
     from headgate_sync.task import PayloadTask
 
 
@@ -25,6 +26,7 @@ class JobHandle:
         kind, queue: as requested.
         joined: the unique key was held, nothing was changed and this is the holder.
         replaced: the holder of the unique key was changed as the request asked.
+        dropped: a middleware kept the job from the store; there is none.
     """
 
     id: str
@@ -32,6 +34,7 @@ class JobHandle:
     queue: str
     joined: bool = False
     replaced: bool = False
+    dropped: bool = False
 
 
 class Producer(Protocol):
@@ -43,6 +46,10 @@ class Producer(Protocol):
 
     def enqueue_or_join(self, job: Any, /, *, tx: Any = None) -> JobHandle:
         """Put one job in, or find the one that holds its unique key."""
+        ...
+
+    def enqueue_and_wait(self, job: Any, /, *, timeout: Any) -> Completion:
+        """Put one job in and wait for its end."""
         ...
 
 

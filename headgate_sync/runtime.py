@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from attrs import evolve, frozen
@@ -23,6 +23,11 @@ from headgate_sync.errors import (
 from headgate_sync.options import TaskOptions
 from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
 from headgate_sync.store import Store
+
+if TYPE_CHECKING:
+    from headgate_sync.client.client import PipelineParts
+    from headgate_sync.client.pipeline import Pipeline
+    from headgate_sync.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +57,19 @@ class Borrowed:
 class Runtime:
     """A source that is bound once, opened at the first use and closed at most once."""
 
-    def __init__(self, defaults: TaskOptions) -> None:
+    def __init__(
+        self,
+        defaults: TaskOptions,
+        registry: Registry,
+        parts: PipelineParts,
+    ) -> None:
         self.defaults = defaults
+        self._registry = registry
+        self._pipeline: Pipeline | None = None
+        if parts:
+            from headgate_sync.client.pipeline import Pipeline
+
+            self._pipeline = Pipeline(**parts)
         self.source: Settings | Borrowed | None = None
         self._closed = False
         self._exiting = False
@@ -110,8 +126,18 @@ class Runtime:
         else:
             settings = None
             store = self._borrowed(self.source)
-        client = Client(store, defaults=self.defaults)
-        return Opened(store=store, client=client, settings=settings)
+        return Opened(store=store, client=self._client(store), settings=settings)
+
+    def _client(
+        self, store: Store, *, tx: Literal["refuse", "immediate"] = "refuse"
+    ) -> Client:
+        return Client(
+            store,
+            defaults=self.defaults,
+            registry=self._registry,
+            tx=tx,
+            pipeline=self._pipeline,
+        )
 
     def ask(self, within_ms: int) -> None:
         """Make one call, which also checks that the tables are those of this release.
@@ -140,7 +166,10 @@ class Runtime:
 
     def _borrowed(self, borrowed: Borrowed) -> Store:
         if borrowed.pid != os.getpid():
-            raise RuntimeError("client used after fork")
+            raise RuntimeError(
+                "client used after fork: its store or pool belongs to the parent "
+                "process; make it in the child, or give the Headgate a URL"
+            )
         if hasattr(borrowed.source, "admit"):
             store: Store = borrowed.source
             return store
@@ -204,7 +233,7 @@ class Runtime:
         Raises:
             InvalidRequest: another override is active.
         """
-        client = Client(store, defaults=self.defaults, tx=tx)
+        client = self._client(store, tx=tx)
         with self._lock:
             if self._override is not None:
                 raise InvalidRequest("another override is active")

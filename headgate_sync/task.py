@@ -12,8 +12,9 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import FrameType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -42,6 +43,9 @@ from headgate_sync.parameters import LateNames, check_function, declaring_frame
 from headgate_sync.request import JobHandle, JobRequest, Producer
 from headgate_sync.scalars import Form, Mismatch, UnknownAnnotation
 from headgate_sync.templates import parse_template
+
+if TYPE_CHECKING:
+    from headgate_sync.client.waiting import Completion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -276,6 +280,21 @@ class FunctionTask(PayloadTask, Generic[P, R]):
         request = self.request(args, kwargs, NO_OPTIONS)
         return self.producer().enqueue_or_join(request, tx=tx)
 
+    def enqueue_and_wait(
+        self, *args: Any, timeout: timedelta | str, **kwargs: Any
+    ) -> Completion:
+        """Enqueue a job with these arguments and wait for its end.
+
+        See `Client.enqueue_and_wait` for the errors.
+
+        Args:
+            *args: bound to the handler's payload parameters.
+            timeout: from the call; reserved here, so that a payload parameter of this
+                name must be given by position.
+            **kwargs: payload, all of them.
+        """
+        return _waited(self, NO_OPTIONS, args, kwargs, timeout)
+
     def using(self, **options: Any) -> BoundTask[P, R]:
         """The task with options for the next call: those of `CallOptions`.
 
@@ -395,6 +414,28 @@ class BoundTask(Generic[P, R]):
         """See `FunctionTask.enqueue_or_join`."""
         request = self.task.request(args, kwargs, self.options)
         return self.task.producer().enqueue_or_join(request, tx=tx)
+
+    def enqueue_and_wait(
+        self, *args: Any, timeout: timedelta | str, **kwargs: Any
+    ) -> Completion:
+        """See `FunctionTask.enqueue_and_wait`."""
+        return _waited(self.task, self.options, args, kwargs, timeout)
+
+
+def _waited(
+    task: FunctionTask[Any, Any],
+    options: CallOptions,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    timeout: timedelta | str,
+) -> Completion:
+    if "tx" in kwargs:
+        raise InvalidRequest(
+            f"{task.label}: enqueue_and_wait takes no tx: "
+            "nobody can run the job before the commit"
+        )
+    request = task.request(args, kwargs, options)
+    return task.producer().enqueue_and_wait(request, timeout=timeout)
 
 
 class ClassTask(PayloadTask):

@@ -17,6 +17,11 @@ PUBLIC = {
     "Attempt", "TaskId", "WorkerInfo", "current_job",
     # its parts
     "Client", "Registry", "Worker", "WorkerConfig",
+    # what stands between an enqueue and the store, and what comes of a job
+    "CircuitBreaker", "EnqueueRequest", "Identity", "Plugin", "enqueue_identity",
+    "enqueue_middleware", "Batch", "BatchItem", "BatchProgress", "BatchSummary",
+    "Completion", "BatchTimeout", "CircuitRejected", "EnqueueForbidden", "JobFailed",
+    "WaitTimeout",
     # stores
     "Store", "MemStore", "PgStore",
     # values

@@ -7,8 +7,9 @@ from typing import Any
 
 from attrs import evolve
 
-from headgate_sync.client.client import Client
+from headgate_sync.client.client import Client, identity_of
 from headgate_sync.envelope import Envelope
+from headgate_sync.identity import Identity
 from headgate_sync.request import JobHandle
 from headgate_sync.tracing import inherited
 
@@ -33,32 +34,64 @@ class JobClient:
         self._headers = headers
         self._open = True
 
-    def enqueue(self, job: Any, /, *, tx: Any = None, **options: Any) -> JobHandle:
+    def enqueue(
+        self,
+        job: Any,
+        /,
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+        **options: Any,
+    ) -> JobHandle:
         """See `Client.enqueue`.
 
         Raises:
             RuntimeError: the attempt is over.
         """
-        return self._client.enqueue(self._child(job, options), tx=tx)
+        return self._client.enqueue(
+            self._child(job, options), identity=identity or identity_of(job), tx=tx
+        )
 
     def enqueue_or_join(
-        self, job: Any, /, *, tx: Any = None, **options: Any
+        self,
+        job: Any,
+        /,
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+        **options: Any,
     ) -> JobHandle:
         """See `Client.enqueue_or_join`."""
-        return self._client.enqueue_or_join(self._child(job, options), tx=tx)
+        return self._client.enqueue_or_join(
+            self._child(job, options), identity=identity or identity_of(job), tx=tx
+        )
 
-    def enqueue_many(self, jobs: Iterable[Any], *, tx: Any = None) -> list[JobHandle]:
+    def enqueue_many(
+        self,
+        jobs: Iterable[Any],
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+    ) -> list[JobHandle]:
         """See `Client.enqueue_many`."""
-        return self._client.enqueue_many([self._child(job, {}) for job in jobs], tx=tx)
+        self._go_on()
+        batch, identity = self._client.batch_of(jobs, identity)
+        children = [self._inheriting(envelope) for envelope in batch]
+        return self._client.enqueue_many(children, identity=identity, tx=tx)
 
     def close(self) -> None:
         """End with the attempt; later calls raise `RuntimeError`."""
         self._open = False
 
     def _child(self, job: Any, options: Mapping[str, Any]) -> Envelope:
+        self._go_on()
+        return self._inheriting(self._client.envelope(job, **options))
+
+    def _go_on(self) -> None:
         if not self._open:
             raise RuntimeError("the client of an attempt ends with the attempt")
         self._check()
-        envelope = self._client.envelope(job, **options)
+
+    def _inheriting(self, envelope: Envelope) -> Envelope:
         headers = inherited(envelope.headers, self._headers)
         return evolve(envelope, headers=headers)

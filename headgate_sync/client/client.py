@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from datetime import timedelta
+from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from attrs import evolve
 
 from headgate_sync.client.tx import join
+from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import Envelope, fingerprint
-from headgate_sync.errors import DuplicateJob, InvalidRequest, Unsupported
+from headgate_sync.errors import (
+    DuplicateJob,
+    EnqueueForbidden,
+    InvalidRequest,
+    Unsupported,
+    WaitTimeout,
+)
+from headgate_sync.identity import (
+    LIBRARY,
+    Authorizer,
+    Identity,
+    Source,
+    check_identity,
+    current_identity,
+)
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.options import (
     NO_DEFAULTS,
+    UNSET,
     CallOptions,
     TaskOptions,
     envelope_fields,
@@ -26,6 +47,30 @@ from headgate_sync.request import JobHandle, JobRequest, with_options
 from headgate_sync.store import Store
 from headgate_sync.task import task_of
 from headgate_sync.validation import MAX_BATCH_JOBS
+
+if TYPE_CHECKING:
+    from headgate_sync.client.circuit import CircuitBreaker
+    from headgate_sync.client.pipeline import (
+        EnqueueRequest,
+        InsertHook,
+        Middleware,
+        Pipeline,
+        Plugin,
+    )
+    from headgate_sync.client.waiting import Completion, Watch
+    from headgate_sync.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineParts(TypedDict, total=False):
+    """The parts of a `Pipeline`, as clients and facades take them."""
+
+    authorizer: Authorizer | None
+    circuit_breaker: CircuitBreaker | None
+    middleware: Iterable[Middleware]
+    insert_hooks: Iterable[InsertHook]
+    plugins: Iterable[Plugin]
 
 
 class Client:
@@ -42,8 +87,13 @@ class Client:
     Args:
         store: stays the caller's; it is never closed here.
         defaults: options of jobs whose call and task set none.
+        registry: whose handlers say how results are read.
         tx: "immediate" sends a job with `tx` at once, past the caller's transaction;
             for tests over a store that cannot join one.
+        pipeline: made before, instead of its parts.
+        **parts: what stands between an enqueue and the store: `middleware`,
+            `authorizer`, `circuit_breaker`, `insert_hooks` and `plugins`; see
+            `headgate_sync.client.pipeline`.
     """
 
     def __init__(
@@ -51,21 +101,50 @@ class Client:
         store: Store,
         *,
         defaults: TaskOptions = NO_DEFAULTS,
+        registry: Registry | None = None,
         tx: Literal["refuse", "immediate"] = "refuse",
+        pipeline: Pipeline | None = None,
+        **parts: Unpack[PipelineParts],
     ) -> None:
+        if parts and pipeline is None:
+            from headgate_sync.client.pipeline import Pipeline
+
+            pipeline = Pipeline(**parts)
+        elif parts:
+            raise InvalidRequest(f"pipeline excludes {', '.join(parts)}")
         self.store = store
         self.defaults = defaults
+        self.registry = registry
+        self.source: Source = LIBRARY
+        self._pipeline = pipeline
         self._immediate = tx == "immediate"
         self._new_id = UlidGenerator()
         self._pid = os.getpid()
+        self._watch_lock = threading.Lock()  # guards the next field
+        self._watch: Watch | None = None
 
-    def enqueue(self, job: Any, /, *, tx: Any = None, **options: Any) -> JobHandle:
+    def as_source(self, source: Source) -> Client:
+        """This client, for jobs of another origin than calls of the program."""
+        other = copy(self)
+        other.source = source
+        return other
+
+    def enqueue(
+        self,
+        job: Any,
+        /,
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+        **options: Any,
+    ) -> JobHandle:
         """Put one job in.
 
         The same id with the same content again is a success that changes nothing.
 
         Args:
             job: see the class.
+            identity: who enqueues; None is what `enqueue_identity` says.
             tx: the caller's transaction.
             **options: those of `CallOptions`; none with an `Envelope`.
 
@@ -77,18 +156,22 @@ class Client:
             Backpressure: its queue is full.
             Unsupported: a `tx` of a driver, or in a store, that cannot be joined.
             StoreUnavailable: what happened is not known; the same id may be sent again.
+            EnqueueForbidden: the authorizer refused it; nothing was asked or done.
+            CircuitRejected: the store did not answer lately, and was not asked.
         """
         envelope = self.envelope(job, **options)
-        try:
-            self._send([envelope], tx)
-        except DuplicateJob as duplicate:
-            if not duplicate.replaced:
-                raise
-            return _handle(envelope, id=duplicate.existing_id, replaced=True)
-        return _handle(envelope)
+        if identity is None:
+            identity = identity_of(job)
+        return self._one(envelope, identity, tx)
 
     def enqueue_or_join(
-        self, job: Any, /, *, tx: Any = None, **options: Any
+        self,
+        job: Any,
+        /,
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+        **options: Any,
     ) -> JobHandle:
         """`enqueue`, or the handle of the job that holds the unique key.
 
@@ -97,39 +180,88 @@ class Client:
             gone.
         """
         envelope = self.envelope(job, **options)
+        if identity is None:
+            identity = identity_of(job)
         try:
-            self._send([envelope], tx)
+            return self._one(envelope, identity, tx)
         except DuplicateJob as duplicate:
-            return _handle(
-                envelope,
-                id=duplicate.existing_id,
-                joined=not duplicate.replaced,
-                replaced=duplicate.replaced,
-            )
-        return _handle(envelope)
+            return _handle(envelope, id=duplicate.existing_id, joined=True)
 
-    def enqueue_many(self, jobs: Iterable[Any], *, tx: Any = None) -> list[JobHandle]:
+    def enqueue_and_wait(
+        self,
+        job: Any,
+        /,
+        *,
+        timeout: timedelta | str,
+        identity: Identity | None = None,
+        **options: Any,
+    ) -> Completion:
+        """Put one job in and wait for its end.
+
+        The store is read at once and then every 100 ms, once for all threads that wait;
+        an outage meanwhile is waited out. A job that was there and is finished answers
+        at once. Inside of a handler it holds a slot of the worker: with every slot
+        waiting, nobody is left to run what they wait for.
+
+        Args:
+            job: see the class.
+            timeout: from the call; the job goes on after it.
+            identity: as for `enqueue`.
+            **options: those of `CallOptions`.
+
+        Raises:
+            WaitTimeout: it is not finished; `job_id` names it.
+            EnqueueForbidden: also when middleware dropped the job.
+            Unsupported: the store cannot be inspected; nothing was enqueued.
+            HeadgateError: as `enqueue`.
+        """
+        from headgate_sync.client.waiting import completion_of, reader_of
+
+        if "tx" in options:
+            raise InvalidRequest(
+                "enqueue_and_wait takes no tx: nobody can run the job before the commit"
+            )
+        timeout_ms = duration_ms("timeout", timeout)
+        watch = self._watching()
+        until_s = watch.now_s() + timeout_ms / 1000
+        handle = self.enqueue(job, identity=identity, **options)
+        if handle.dropped:
+            raise EnqueueForbidden(handle.kind)
+        _warn_in_handler(handle)
+        try:
+            found = watch.wait(handle.id, until_s)
+        except TimeoutError as late:
+            raise WaitTimeout(handle.id) from late.__cause__
+        task = job.task if isinstance(job, JobRequest) else None
+        read = reader_of(handle.kind, task, self.registry)
+        return completion_of(self.store, handle.id, found, read).loaded()
+
+    def enqueue_many(
+        self,
+        jobs: Iterable[Any],
+        *,
+        identity: Identity | None = None,
+        tx: Any = None,
+    ) -> list[JobHandle]:
         """Put up to 1,000 jobs in, all or none; kinds may be mixed.
 
         Returns:
             One handle per job, in order.
 
         Raises:
-            InvalidRequest: more than 1,000 jobs or 16 MiB, before any is sent.
+            InvalidRequest: more than 1,000 jobs or 16 MiB, before any is sent; or jobs
+                of different identities.
             StoreError: as `enqueue`; a refusal of one job refuses all.
         """
-        batch = [self.envelope(job) for job in jobs]
-        try:
-            self._send(batch, tx)
-        except DuplicateJob as duplicate:
-            if not duplicate.replaced:
-                raise
-            # Only a request that is alone in its batch can replace.
-            return [_handle(batch[0], id=duplicate.existing_id, replaced=True)]
-        return [_handle(envelope) for envelope in batch]
+        batch, identity = self.batch_of(jobs, identity)
+        return self._many(batch, identity, tx)
 
     def enqueue_chunks(
-        self, jobs: Iterable[Any], *, size: int = 500
+        self,
+        jobs: Iterable[Any],
+        *,
+        size: int = 500,
+        identity: Identity | None = None,
     ) -> Iterator[list[JobHandle]]:
         """Put any number of jobs in, `size` at a time, as the result is iterated.
 
@@ -138,17 +270,20 @@ class Client:
         Args:
             jobs: taken one chunk ahead of the sending.
             size: 1 to 1,000.
+            identity: as for `enqueue`.
 
         Raises:
             InvalidRequest: a size out of range, at the call.
         """
         if type(size) is not int or not 1 <= size <= MAX_BATCH_JOBS:
             raise InvalidRequest(f"size is {size!r}, allowed is 1 to {MAX_BATCH_JOBS}")
-        return self._chunks(iter(jobs), size)
+        return self._chunks(iter(jobs), size, identity)
 
-    def _chunks(self, jobs: Iterator[Any], size: int) -> Iterator[list[JobHandle]]:
+    def _chunks(
+        self, jobs: Iterator[Any], size: int, identity: Identity | None
+    ) -> Iterator[list[JobHandle]]:
         while chunk := list(islice(jobs, size)):
-            yield self.enqueue_many(chunk)
+            yield self.enqueue_many(chunk, identity=identity)
 
     def envelope(self, job: Any, /, **options: Any) -> Envelope:
         """What would be stored for a job, its id included.
@@ -164,18 +299,25 @@ class Client:
             if job.fingerprint:
                 return job
             return evolve(job, fingerprint=fingerprint(job.kind, job.payload))
-        if isinstance(job, JobRequest):
-            made = make_options(CallOptions, job.task.label, options)
-            return self._build(with_options(job, made))
-        task = task_of(type(job))
-        if task is None:
-            raise InvalidRequest(
-                f"{type(job).__name__} is no job: expected an instance of a payload "
-                "class, task.job(...) or an Envelope"
-            )
-        made = make_options(CallOptions, task.label, options)
-        task.check_templates(made)
-        return self._build(task.request(job, made))
+        return self._build(request_of(job, options))
+
+    def batch_of(
+        self, jobs: Iterable[Any], identity: Identity | None = None
+    ) -> tuple[list[Envelope], Identity | None]:
+        """What would be stored for jobs of one call, and who enqueues them.
+
+        Raises:
+            InvalidRequest: a job cannot be sent, or they name different identities.
+        """
+        batch: list[Envelope] = []
+        named: Identity | None = None
+        for job in jobs:
+            batch.append(self.envelope(job))
+            own = identity_of(job)
+            if own is not None and named not in (None, own):
+                raise InvalidRequest("jobs of one batch have different identities")
+            named = own or named
+        return batch, identity or named
 
     def _build(self, request: JobRequest) -> Envelope:
         task = request.task
@@ -206,14 +348,82 @@ class Client:
                 raise
             raise InvalidRequest(f"{task.label}: {error.message}") from error
 
-    def _send(self, batch: Sequence[Envelope], tx: Any) -> None:
+    def authorize(
+        self, batch: Sequence[Envelope], *, identity: Identity | None = None
+    ) -> None:
+        """Ask the authorizer about jobs that something else will enqueue later.
+
+        Raises:
+            EnqueueForbidden: the first kind that is refused.
+        """
+        if self._pipeline is not None:
+            self._pipeline.authorize(self._passing(batch, identity, None))
+
+    def _one(self, envelope: Envelope, identity: Identity | None, tx: Any) -> JobHandle:
+        try:
+            sent = self._send([envelope], identity, tx)
+        except DuplicateJob as duplicate:
+            if not duplicate.replaced:
+                raise
+            return _handle(envelope, id=duplicate.existing_id, replaced=True)
+        if sent is None:
+            return _handle(envelope)
+        return _handles([envelope], sent)[0]
+
+    def _many(
+        self, batch: Sequence[Envelope], identity: Identity | None, tx: Any
+    ) -> list[JobHandle]:
+        try:
+            sent = self._send(batch, identity, tx)
+        except DuplicateJob as duplicate:
+            if not duplicate.replaced:
+                raise
+            # Only a request that is alone in its batch can replace.
+            return [_handle(batch[0], id=duplicate.existing_id, replaced=True)]
+        if sent is None:
+            return [_handle(envelope) for envelope in batch]
+        return _handles(batch, sent)
+
+    def _send(
+        self, batch: Sequence[Envelope], identity: Identity | None, tx: Any
+    ) -> list[Envelope] | None:
+        """Make the store call; None where nothing stood between it and the caller.
+
+        Otherwise the jobs as they were stored, none of them when they were dropped.
+        """
         if self._pid != os.getpid():
             # The connections belong to the parent; talking over them would mix two
             # programs in one session.
-            raise RuntimeError("client used after fork")
+            raise RuntimeError(
+                "client used after fork: its store belongs to the parent process; "
+                "make store and client in the child, or use a Headgate made from a URL"
+            )
+        if self._pipeline is None:
+            self._target(tx)(batch)
+            return None
+        final: list[Envelope] = []
+        stored = self._pipeline.send(
+            self._passing(batch, identity, tx), lambda: self._target(tx), final
+        )
+        return final if stored else []
+
+    def _passing(
+        self, batch: Sequence[Envelope], identity: Identity | None, tx: Any
+    ) -> EnqueueRequest:
+        from headgate_sync.client.pipeline import EnqueueRequest
+
+        check_identity(identity)
+        return EnqueueRequest(
+            batch=list(batch),
+            operation="direct" if tx is None else "transactional",
+            source=self.source,
+            identity=identity or current_identity(),
+        )
+
+    def _target(self, tx: Any) -> Callable[[Sequence[Envelope]], None]:
+        """The store call, in the caller's transaction where there is one."""
         if tx is None or self._immediate:
-            self.store.enqueue(batch)
-            return
+            return self.store.enqueue
         transactional = self.store.transactional
         if transactional is None:
             raise Unsupported(
@@ -221,7 +431,67 @@ class Client:
                 f"{type(self.store).__name__} cannot join a transaction: the job would "
                 "survive a rollback",
             )
-        transactional.enqueue_tx(join(transactional, tx), batch)
+        return partial(transactional.enqueue_tx, join(transactional, tx))
+
+    def _watching(self) -> Watch:
+        from headgate_sync.client.waiting import Watch, inspection_of
+
+        with self._watch_lock:
+            if self._watch is None:
+                self._watch = Watch(inspection_of(self.store))
+            return self._watch
+
+
+def request_of(job: Any, options: Mapping[str, Any]) -> JobRequest:
+    """The request for a job that is no `Envelope`, with further options.
+
+    Raises:
+        InvalidRequest: no job, an unknown option or a bad value.
+    """
+    if isinstance(job, JobRequest):
+        return with_options(job, make_options(CallOptions, job.task.label, options))
+    task = task_of(type(job))
+    if task is None:
+        raise InvalidRequest(
+            f"{type(job).__name__} is no job: expected an instance of a payload "
+            "class, task.job(...) or an Envelope"
+        )
+    made = make_options(CallOptions, task.label, options)
+    task.check_templates(made)
+    return task.request(job, made)
+
+
+def identity_of(job: Any) -> Identity | None:
+    """The identity that a request itself carries, from `using(identity=...)`."""
+    if isinstance(job, JobRequest):
+        own = job.options.identity
+        return None if own is UNSET else own
+    return None
+
+
+def _handles(given: Sequence[Envelope], stored: Sequence[Envelope]) -> list[JobHandle]:
+    """One handle per job of the caller, after middleware had its hands on the batch."""
+    if len(given) == len(stored):
+        return [_handle(envelope) for envelope in stored]
+    found = {envelope.id: envelope for envelope in stored}
+    return [
+        _handle(found[job.id]) if job.id in found else _handle(job, dropped=True)
+        for job in given
+    ]
+
+
+def _warn_in_handler(handle: JobHandle) -> None:
+    from headgate_sync.context import current_job
+
+    try:
+        running = current_job()
+    except LookupError:
+        return
+    logger.warning(
+        "job %s in queue %s waits for job %s in queue %s inside its handler: "
+        "when every slot waits, nobody runs what they wait for",
+        *(running.job_id, running.queue, handle.id, handle.queue),
+    )
 
 
 def _handle(envelope: Envelope, **differing: Any) -> JobHandle:

@@ -8,19 +8,24 @@ import pickle
 import pytest
 
 from headgate_sync import errors
+from headgate_sync.client.waiting import Completion
 from headgate_sync.errors import (
     AttemptCancelled,
     AttemptTimeout,
     BackendError,
     Backpressure,
+    BatchTimeout,
+    CircuitRejected,
     CodecError,
     ConfigurationError,
     DuplicateJob,
+    EnqueueForbidden,
     ExtractionError,
     FingerprintQuarantined,
     HeadgateError,
     IdConflict,
     InvalidRequest,
+    JobFailed,
     LeaseLost,
     LeaseRejected,
     MalformedPayload,
@@ -32,7 +37,9 @@ from headgate_sync.errors import (
     StoreUnavailable,
     UnknownSchemaVersion,
     Unsupported,
+    WaitTimeout,
 )
+from headgate_sync.lifecycle import State
 
 TEXTS = [
     (DuplicateJob("a"), "unique key is held by job a, which is unchanged"),
@@ -66,6 +73,22 @@ TEXTS = [
     (ConfigurationError("url"), "url"),
     (Unsupported("results"), "not supported by this store: results"),
     (Unsupported("results", "no"), "no"),
+    (EnqueueForbidden("a"), "enqueueing jobs of kind a is not allowed here"),
+    (
+        CircuitRejected("open", 40),
+        "the store did not answer, the circuit is open: try again in 40 ms",
+    ),
+    (
+        CircuitRejected("half_open", 0),
+        "the store did not answer, the circuit is half_open: others are trying it",
+    ),
+    (WaitTimeout("a"), "job a is not finished; it goes on"),
+    (BatchTimeout("a", 3), "3 jobs are not finished, as job a; they go on"),
+    (
+        JobFailed(Completion(job_id="a", state=State.ARCHIVED, error="no")),
+        "job a ended archived: no",
+    ),
+    (JobFailed(Completion(job_id="a", state=State.CANCELLED)), "job a ended cancelled"),
     (MalformedPayload("bad"), "bad"),
     (UnknownSchemaVersion(3), "no way to read schema version 3"),
     (
@@ -102,7 +125,7 @@ def test_only_an_outage_is_worth_the_same_call_again():
         if isinstance(kind, type) and issubclass(kind, HeadgateError)
     ]
     retryable = {kind for kind in kinds if kind.retryable}
-    assert retryable == {StoreUnavailable, StoreConflict}
+    assert retryable == {StoreUnavailable, StoreConflict, CircuitRejected}
 
 
 def test_what_a_store_raises_has_one_root():

@@ -1,0 +1,232 @@
+"""Follows the jobs of a batch to their ends, a bounded number of reads at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from attrs import frozen
+
+from headgate_sync.client.waiting import Pace, is_over
+from headgate_sync.errors import StoreUnavailable
+from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
+from headgate_sync.lifecycle import State
+
+ROUND_JOBS = 5_000
+BUSY_INTERVAL_S = 0.2
+IDLE_INTERVAL_S = 2.0
+# No wait is longer, so that no clock of the platform overflows.
+LONGEST_WAIT_S = 3600.0
+
+_SUCCEEDED = (State.COMPLETED, State.DELETED)
+
+
+@frozen
+class Ended:
+    """A job of the batch that is over."""
+
+    index: int
+    state: State
+    error: str | None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state in _SUCCEEDED
+
+
+class Following:
+    """What was sent and how it ended.
+
+    Whoever waits does the reading: one thread at a time makes a round over the jobs
+    that have waited longest for a look, the others wait for what it finds.
+
+    Args:
+        inspect: reads jobs.
+        pace: the time.
+        patience_ms: how long reads may fail before an outage is raised.
+    """
+
+    def __init__(self, inspect: Inspect, *, pace: Pace, patience_ms: int) -> None:
+        self._inspect = inspect
+        self.pace = pace
+        self._patience_s = patience_ms / 1000
+        self.changed = threading.Condition()  # guards every field below
+        self.sent = 0
+        self.own = 0  # unfinished jobs of this batch itself, without joined ones
+        self.by_state: Counter[State] = Counter()
+        self.failed: dict[int, Ended] = {}
+        self.ids: dict[int, str] = {}  # by index, where it is not that of the batch
+        self.joined: set[int] = set()  # indexes that follow the job of somebody else
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self._ends = bytearray()  # by index: whether the job is over
+        self._ended: deque[Ended] = deque()  # not yielded yet
+        self._indexes: dict[str, tuple[int, ...]] = {}  # by id, of unfinished jobs
+        self._turns: deque[str] = deque()  # the same ids, the longest unseen first
+        self._looking = False
+        self._look_due_s = 0.0
+        self._interval_s = BUSY_INTERVAL_S
+        self._fault_s: float | None = None  # since when reads fail
+
+    def follow(
+        self, index: int, job_id: str, *, other: bool = False, joined: bool = False
+    ) -> None:
+        """Take a stored job over. Only then may it be read: absent means deleted.
+
+        Args:
+            index: place in the batch.
+            job_id: of the row.
+            other: the id is not the one that the batch gave.
+            joined: the row is somebody else's.
+        """
+        with self.changed:
+            if self.first_s is None:
+                self.first_s = self.last_s = self.pace.now_s()
+            self.sent += 1
+            if other:
+                self.ids[index] = job_id
+            if joined:
+                self.joined.add(index)
+            else:
+                self.own += 1
+            if job_id in self._indexes:
+                self._indexes[job_id] += (index,)
+            else:
+                self._indexes[job_id] = (index,)
+                self._turns.append(job_id)
+            self.changed.notify_all()
+
+    @property
+    def done(self) -> int:
+        """How many are over."""
+        return self.by_state.total()
+
+    @property
+    def outstanding(self) -> int:
+        """How many are not."""
+        return self.sent - self.done
+
+    def is_over(self, index: int) -> bool:
+        """Whether this job is over."""
+        return index < len(self._ends) and bool(self._ends[index])
+
+    def some_id(self) -> str:
+        """The id of a job that is not over; "" without one."""
+        with self.changed:
+            return next(iter(self._turns), "")
+
+    def own_ids(self) -> list[str]:
+        """Ids of unfinished jobs of this batch itself."""
+        with self.changed:
+            return [
+                job_id
+                for job_id, indexes in self._indexes.items()
+                if any(index not in self.joined for index in indexes)
+            ]
+
+    def next_ended(self) -> Ended | None:
+        """One that was not given out yet."""
+        with self.changed:
+            return self._ended.popleft() if self._ended else None
+
+    @property
+    def untaken(self) -> int:
+        """How many `next_ended` has in store."""
+        return len(self._ended)
+
+    def look_soon(self) -> None:
+        """Let the next turn read."""
+        with self.changed:
+            self._look_due_s = 0.0
+            self._interval_s = BUSY_INTERVAL_S
+
+    def turn(self, until_s: float, stale: Callable[[], bool]) -> None:
+        """Make a round, or wait until there may be news.
+
+        Args:
+            until_s: when to come back at the latest.
+            stale: asked under the lock; True when what the caller waits for may have
+                happened already.
+
+        Raises:
+            StoreUnavailable: reads have failed for longer than the patience.
+        """
+        with self.changed:
+            if stale():
+                return
+            now_s = self.pace.now_s()
+            due_s = until_s
+            if not self._looking and self._turns:
+                due_s = min(self._look_due_s, until_s)
+            if due_s > now_s:
+                self.pace.wait(self.changed, min(due_s - now_s, LONGEST_WAIT_S))
+                return
+            if self._looking or not self._turns:
+                return
+            self._looking = True
+            ids = [
+                self._turns.popleft() for _ in range(min(ROUND_JOBS, len(self._turns)))
+            ]
+        found: dict[str, JobSummary] | None = None
+        try:
+            found = self._read(ids)
+        finally:
+            with self.changed:
+                self._looking = False
+                self._settle(ids, found)
+                self.changed.notify_all()
+
+    def _read(self, ids: Sequence[str]) -> dict[str, JobSummary] | None:
+        """The jobs that exist; None in an outage that may pass."""
+        found: dict[str, JobSummary] = {}
+        left: Iterable[str] = iter(ids)
+        try:
+            while page := list(islice(left, MAX_JOBS)):
+                found.update((job.id, job) for job in self._inspect.get_jobs(page))
+        except StoreUnavailable:
+            now_s = self.pace.now_s()
+            if self._fault_s is None:
+                self._fault_s = now_s
+            if now_s - self._fault_s >= self._patience_s:
+                self._fault_s = None
+                raise
+            return None
+        self._fault_s = None
+        return found
+
+    def _settle(self, ids: list[str], found: dict[str, JobSummary] | None) -> None:
+        now_s = self.pace.now_s()
+        ended = 0
+        for job_id in ids:
+            job = None if found is None else found.get(job_id)
+            if found is not None and is_over(job):
+                ended += self._end(job_id, job)
+            else:
+                self._turns.append(job_id)
+        if ended:
+            self.last_s = now_s
+            self._interval_s = BUSY_INTERVAL_S
+        else:
+            self._interval_s = min(self._interval_s * 2, IDLE_INTERVAL_S)
+        self._look_due_s = now_s + self._interval_s
+
+    def _end(self, job_id: str, job: JobSummary | None) -> int:
+        state = State.DELETED if job is None else State(job.state)
+        error = None
+        if state not in _SUCCEEDED and job is not None and job.errors:
+            error = job.errors[-1].error
+        indexes = self._indexes.pop(job_id)
+        for index in indexes:
+            ended = Ended(index, state, error)
+            if index >= len(self._ends):
+                self._ends.extend(bytes(index + 1 - len(self._ends)))
+            self._ends[index] = 1
+            self.by_state[state] += 1
+            if index not in self.joined:
+                self.own -= 1
+            if not ended.succeeded:
+                self.failed[index] = ended
+            self._ended.append(ended)
+        return len(indexes)

@@ -1,0 +1,255 @@
+"""Waiting for the end of jobs: one reader for all threads that wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from headgate_sync.errors import JobFailed, StoreUnavailable, Unsupported
+from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
+from headgate_sync.lease import JobResult
+from headgate_sync.lifecycle import TERMINAL, State
+from headgate_sync.store import Store
+from headgate_sync.task import FunctionTask, Task
+
+if TYPE_CHECKING:
+    from headgate_sync.registry import Registry
+
+READ_INTERVAL_S = 0.1
+
+Reader = Callable[[JobResult], object]
+
+
+def as_bytes(result: JobResult) -> object:
+    """The result as it is stored, where nobody here knows how to read it."""
+    return result.data
+
+
+@frozen(kw_only=True)
+class Completion:
+    """How a job ended.
+
+    Attributes:
+        state: a terminal state, or `deleted` for a job whose row is gone: it succeeded
+            with a retention of 0, was revoked, or was deleted.
+        error: of the newest attempt, unless the job succeeded.
+    """
+
+    job_id: str
+    state: State
+    error: str | None = None
+    _load: Callable[[], JobResult | None] = field(
+        default=lambda: None, repr=False, eq=False
+    )
+    _read: Reader = field(default=as_bytes, repr=False, eq=False)
+
+    @property
+    def result(self) -> JobResult | None:
+        """The stored result; None without one."""
+        return self._load()
+
+    @property
+    def value(self) -> object:
+        """What the handler returned; None without a result.
+
+        Bytes as they are stored, where this program declares no handler of the kind.
+
+        Raises:
+            MalformedPayload: the stored bytes are none of the handler's results.
+        """
+        result = self._load()
+        return None if result is None else self._read(result)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the job is `completed`, or its row is gone."""
+        return self.state in (State.COMPLETED, State.DELETED)
+
+    def unwrap(self) -> object:
+        """The value.
+
+        Raises:
+            JobFailed: the job did not succeed.
+        """
+        if not self.succeeded:
+            raise JobFailed(self)
+        return self.value
+
+    def loaded(self) -> Completion:
+        """The same with its result read now, before retention can take it away."""
+        result = self._load()
+        return Completion(
+            job_id=self.job_id,
+            state=self.state,
+            error=self.error,
+            load=lambda: result,
+            read=self._read,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A failure that names it must reach another process, where no store is open.
+        return _arrived, (self.job_id, self.state, self.error)
+
+
+def _arrived(job_id: str, state: State, error: str | None) -> Completion:
+    return Completion(job_id=job_id, state=state, error=error)
+
+
+def reader_of(kind: str, task: Task | None, registry: Registry | None) -> Reader:
+    """How results of a kind are read: as its handler here says."""
+    from headgate_sync.registry import bind
+
+    binding = None if registry is None else registry.resolve(kind)
+    if binding is None and isinstance(task, FunctionTask):
+        binding = bind(task, task.handler)
+    return as_bytes if binding is None else binding.decode_result
+
+
+def completion_of(
+    store: Store, job_id: str, found: JobSummary | None, read: Reader
+) -> Completion:
+    """The completion of a job that was read after its insert; None is a deleted row.
+
+    The result is read when it is asked for.
+    """
+    if found is None:
+        return Completion(job_id=job_id, state=State.DELETED)
+    state = State(found.state)
+    if state is not State.COMPLETED:
+        error = found.errors[-1].error if found.errors else None
+        return Completion(job_id=job_id, state=state, error=error)
+
+    def load() -> JobResult | None:
+        return None if store.results is None else store.results.read_result(job_id)
+
+    return Completion(job_id=job_id, state=state, load=load, read=read)
+
+
+def inspection_of(store: Store) -> Inspect:
+    """What jobs are read through.
+
+    Raises:
+        Unsupported: this store cannot be inspected.
+    """
+    if store.inspect is None:
+        raise Unsupported("inspect")
+    return store.inspect
+
+
+def is_over(found: JobSummary | None) -> bool:
+    """Whether nothing more will happen to the job by itself."""
+    return found is None or State(found.state) in TERMINAL
+
+
+class Pace:
+    """The time that waits are made of; tests step another one."""
+
+    def now_s(self) -> float:
+        """Seconds that never step back."""
+        return time.monotonic()
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        """Wait on a condition that the caller holds."""
+        changed.wait(seconds)
+
+
+class Watch:
+    """Finds out when jobs are over.
+
+    Each waiting thread reads its own job once. From then on one of them, whoever comes
+    first, reads all the jobs that are waited for together, every 100 ms: the database
+    is asked as often for many waiters as for one.
+    """
+
+    def __init__(self, inspect: Inspect, *, pace: Pace | None = None) -> None:
+        self._inspect = inspect
+        self._pace = pace or Pace()
+        self._changed = threading.Condition()  # guards the fields below
+        self._waiting: dict[str, int] = {}  # threads by the job they wait for
+        self._over: dict[str, JobSummary | None] = {}  # of jobs that are waited for
+        self._led = False  # one of the waiting threads reads for all
+        self._read_due_s = 0.0
+        self._fault: StoreUnavailable | None = None  # of the newest read
+
+    def now_s(self) -> float:
+        """The clock of `until_s`."""
+        return self._pace.now_s()
+
+    def wait(self, job_id: str, until_s: float) -> JobSummary | None:
+        """Wait until a stored job is over.
+
+        An outage is waited out, as far as the time goes.
+
+        Returns:
+            The job, or None when its row is gone.
+
+        Raises:
+            TimeoutError: it is not over at `until_s`; the cause is an outage, if one
+                kept it from being read.
+        """
+        self._enter(job_id)
+        try:
+            self._read([job_id])
+            while True:
+                with self._changed:
+                    if job_id in self._over:
+                        return self._over[job_id]
+                    left_s = until_s - self._pace.now_s()
+                    if left_s <= 0:
+                        raise TimeoutError(job_id) from self._fault
+                    if self._led:
+                        self._pace.wait(self._changed, left_s)
+                        continue
+                    self._led = True
+                self._lead(until_s)
+        finally:
+            self._leave(job_id)
+
+    def _enter(self, job_id: str) -> None:
+        with self._changed:
+            self._waiting[job_id] = self._waiting.get(job_id, 0) + 1
+
+    def _leave(self, job_id: str) -> None:
+        with self._changed:
+            self._waiting[job_id] -= 1
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+                self._over.pop(job_id, None)
+
+    def _lead(self, until_s: float) -> None:
+        """Wait for the next read, and make it for all who wait by then."""
+        try:
+            with self._changed:
+                end_s = min(self._read_due_s, until_s)
+                while (left_s := end_s - self._pace.now_s()) > 0:
+                    self._pace.wait(self._changed, left_s)
+                if end_s == until_s:
+                    return
+                wanted = iter([*self._waiting])
+                self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+            while ids := list(islice(wanted, MAX_JOBS)):
+                self._read(ids)
+        finally:
+            with self._changed:
+                self._led = False
+                self._changed.notify_all()
+
+    def _read(self, ids: list[str]) -> None:
+        # Every id was stored before it came here, so an absent row is a deleted one.
+        try:
+            found = {job.id: job for job in self._inspect.get_jobs(ids)}
+        except StoreUnavailable as fault:
+            with self._changed:
+                self._fault = fault
+            return
+        with self._changed:
+            self._fault = None
+            for job_id in ids:
+                if job_id in self._waiting and is_over(found.get(job_id)):
+                    self._over[job_id] = found.get(job_id)
+            self._changed.notify_all()
