@@ -156,6 +156,7 @@ class Batch:
         self._refuse_own(self._options)
         self._progress = progress
         self._told_due_s = float("-inf")
+        self._told_reason = ""
         self._inspect: Inspect = inspection_of(client.store)
         patience_ms = duration_ms("patience", patience)
         self._following = Following(
@@ -229,9 +230,8 @@ class Batch:
 
     def _flush(self) -> None:
         self._sender.flush()
-        if self._cancelled:
-            # What was under way when it was cancelled.
-            self._cancel_sent()
+        if self._sender.crossed:
+            self._cancel_sent()  # what was under way when it was cancelled
 
     def _add(
         self, make: Callable[[], tuple[Any, Mapping[str, Any]]], key: str | None
@@ -271,15 +271,16 @@ class Batch:
             self._places[kind] = len(self._tasks)
             self._tasks.append(kind)
         self._kinds[index] = self._places[kind]
-        if key is not None:
-            self._keys[index] = key
-            self._named.add(key)
-        return evolve(
+        made = evolve(
             envelope,
-            id=self._own_id(index),
+            id=f"{self.id}:{index if key is None else key}",
             tags=(*envelope.tags, f"batch:{self.id}"),
             retention_ms=max(envelope.retention_ms, self._keep_ms),
         )
+        if key is not None:
+            self._keys[index] = key
+            self._named.add(key)
+        return made
 
     def _check_key(self, index: int, key: str | None) -> None:
         if key is not None and not check_text("key", key):
@@ -546,12 +547,14 @@ class Batch:
         if self._progress is None:
             return
         now_s = self._following.pace.now_s()
-        if not resting and now_s < self._told_due_s:
+        reason = self._sender.waiting_for
+        if not resting and now_s < self._told_due_s and reason == self._told_reason:
             return
         if not self._telling.acquire(blocking=resting):
             return  # another thread is telling the same
         try:
             self._told_due_s = now_s + TELL_INTERVAL_S
+            self._told_reason = reason
             self._progress(self._standing(now_s, resting))
         finally:
             self._telling.release()

@@ -83,6 +83,7 @@ class Sender:
         self._fit = chunk_size  # how many the next call tries
         self._pause_s = FIRST_PAUSE_S
         self.waiting_for = ""
+        self.crossed = False  # jobs were stored after the batch was cancelled
 
     def __len__(self) -> int:
         return len(self._buffer)
@@ -224,6 +225,7 @@ class Sender:
                 other=handle.id != unsent.envelope.id,
                 joined=handle.joined or handle.replaced,
             )
+        self.crossed = self.crossed or self._cancelled()
         self._fit = min(max(self._fit, len(chunk)) * 2, self._chunk_size)
         self._pause_s = FIRST_PAUSE_S
         self.waiting_for = ""

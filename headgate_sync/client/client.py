@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         Pipeline,
         Plugin,
     )
-    from headgate_sync.client.waiting import Completion, Watch
+    from headgate_sync.client.waiting import Completion, Pace, Watch
     from headgate_sync.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Client:
         tx: "immediate" sends a job with `tx` at once, past the caller's transaction;
             for tests over a store that cannot join one.
         pipeline: made before, instead of its parts.
+        pace: the time that `enqueue_and_wait` is made of; tests step another one.
         **parts: what stands between an enqueue and the store: `middleware`,
             `authorizer`, `circuit_breaker`, `insert_hooks` and `plugins`; see
             `headgate_sync.client.pipeline`.
@@ -104,6 +105,7 @@ class Client:
         registry: Registry | None = None,
         tx: Literal["refuse", "immediate"] = "refuse",
         pipeline: Pipeline | None = None,
+        pace: Pace | None = None,
         **parts: Unpack[PipelineParts],
     ) -> None:
         if parts and pipeline is None:
@@ -117,6 +119,7 @@ class Client:
         self.registry = registry
         self.source: Source = LIBRARY
         self._pipeline = pipeline
+        self._pace = pace
         self._immediate = tx == "immediate"
         self._new_id = UlidGenerator()
         self._pid = os.getpid()
@@ -438,7 +441,7 @@ class Client:
 
         with self._watch_lock:
             if self._watch is None:
-                self._watch = Watch(inspection_of(self.store))
+                self._watch = Watch(inspection_of(self.store), pace=self._pace)
             return self._watch
 
 

@@ -212,6 +212,9 @@ class Watch:
 
     def _enter(self, job_id: str) -> None:
         with self._changed:
+            if not self._waiting:
+                # The own read that follows is the first of this series.
+                self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
             self._waiting[job_id] = self._waiting.get(job_id, 0) + 1
 
     def _leave(self, job_id: str) -> None:
