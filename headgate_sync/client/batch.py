@@ -248,7 +248,7 @@ class Batch:
                 self._flush()
                 blamed(refusal, index)
                 raise
-            self._sender.put(Unsent(index, envelope))
+            self._sender.put(Unsent(index, envelope, envelope.size_bytes))
             if self._cancelled:
                 self._flush()
 
@@ -256,31 +256,36 @@ class Batch:
         self, job: Any, options: Mapping[str, Any], index: int, key: str | None
     ) -> Envelope:
         self._check_key(index, key)
+        job_id = f"{self.id}:{index if key is None else key}"
+        tag = f"batch:{self.id}"
         task: Task | None = None
-        if not isinstance(job, Envelope):
+        if isinstance(job, Envelope):
+            given = self._client.envelope(job, **options)
+            envelope = evolve(
+                given,
+                id=job_id,
+                tags=(*given.tags, tag),
+                retention_ms=max(given.retention_ms, self._keep_ms),
+            )
+        else:
             request = request_of(job, options)
             self._refuse_own(request.options, identity=True)
             task = request.task
             if (task.kind, task) not in self._places:
                 task.check_templates(self._options)
-            job = evolve(request, options=_under(request, self._options))
-            options = {}
-        envelope = self._client.envelope(job, **options)
+            request = evolve(request, options=_under(request, self._options))
+            envelope = self._client.member(
+                request, id=job_id, tag=tag, keep_ms=self._keep_ms
+            )
         kind = (envelope.kind, task)
         if kind not in self._places:
             self._places[kind] = len(self._tasks)
             self._tasks.append(kind)
         self._kinds[index] = self._places[kind]
-        made = evolve(
-            envelope,
-            id=f"{self.id}:{index if key is None else key}",
-            tags=(*envelope.tags, f"batch:{self.id}"),
-            retention_ms=max(envelope.retention_ms, self._keep_ms),
-        )
         if key is not None:
             self._keys[index] = key
             self._named.add(key)
-        return made
+        return envelope
 
     def _check_key(self, index: int, key: str | None) -> None:
         if key is not None and not check_text("key", key):

@@ -36,6 +36,7 @@ class Unsent:
 
     index: int
     envelope: Envelope
+    size_bytes: int
 
     @property
     def alone(self) -> bool:
@@ -94,11 +95,10 @@ class Sender:
         Raises:
             HeadgateError: see `flush`.
         """
-        size = unsent.envelope.size_bytes
-        if self._bytes + size > MAX_BATCH_BYTES:
+        if self._bytes + unsent.size_bytes > MAX_BATCH_BYTES:
             self.flush()
         self._buffer.append(unsent)
-        self._bytes += size
+        self._bytes += unsent.size_bytes
         if len(self._buffer) >= self._chunk_size:
             self.flush()
 
@@ -232,7 +232,7 @@ class Sender:
         self._tell()
 
     def _pop(self) -> None:
-        self._bytes -= self._buffer.popleft().envelope.size_bytes
+        self._bytes -= self._buffer.popleft().size_bytes
 
 
 def blamed(error: HeadgateError, index: int) -> HeadgateError:

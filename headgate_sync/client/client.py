@@ -322,7 +322,34 @@ class Client:
             named = own or named
         return batch, identity or named
 
-    def _build(self, request: JobRequest) -> Envelope:
+    def member(
+        self, request: JobRequest, *, id: str, tag: str, keep_ms: int
+    ) -> Envelope:
+        """What would be stored for a job of a batch.
+
+        Args:
+            request: the job.
+            id: in the place of any other.
+            tag: beside its own.
+            keep_ms: retention, where its own is shorter.
+
+        Raises:
+            InvalidRequest: the job cannot be sent.
+        """
+
+        def join(fields: dict[str, Any]) -> None:
+            fields["tags"] = (*fields.get("tags", ()), tag)
+            fields["retention_ms"] = max(fields.get("retention_ms", 0), keep_ms)
+
+        return self._build(request, id=id, change=join)
+
+    def _build(
+        self,
+        request: JobRequest,
+        *,
+        id: str | None = None,
+        change: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Envelope:
         task = request.task
         values = merged((request.options, task.options, self.defaults))
         try:
@@ -338,8 +365,10 @@ class Client:
                     if unique.key is True
                     else request.render("unique", unique.key).encode()
                 )
+            if change is not None:
+                change(fields)
             return Envelope(
-                id=values.get("id") or self._new_id(),
+                id=id or values.get("id") or self._new_id(),
                 kind=task.kind,
                 schema_version=task.version,
                 payload=request.data,
