@@ -5,27 +5,33 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
 import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from headgate_sync.client import Client
+from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.client.tx import driver_connection
 from headgate_sync.errors import (
     Backpressure,
+    CircuitRejected,
     DuplicateJob,
+    EnqueueForbidden,
     FingerprintQuarantined,
     IdConflict,
     InvalidRequest,
+    StoreUnavailable,
     Unsupported,
 )
 from headgate_sync.options import Unique
 from headgate_sync.registry import Registry
-from tests.builders import admit, claim_one
+from tests.builders import admit, claim_one, envelope
 
 registry = Registry()
 
@@ -134,9 +140,29 @@ def sqlalchemy_connection(url, engine):
         )
 
 
+@contextmanager
+def flask_session(url, engine):
+    """`db.session` inside a request."""
+    app = Flask("handles")
+    app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://"
+    app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"creator": lambda: psycopg.connect(url)}
+    db = SQLAlchemy(app)
+    with app.test_request_context():
+        try:
+            yield (
+                db.session,
+                lambda s: db.session.execute(sa.text(s)),
+                db.session.commit,
+                db.session.rollback,
+            )
+        finally:
+            db.session.remove()
+            db.engine.dispose()
+
+
 HANDLES = [
     plain, with_cursor, explicit,
-    sqlalchemy_session, sqlalchemy_scoped, sqlalchemy_connection,
+    sqlalchemy_session, sqlalchemy_scoped, sqlalchemy_connection, flask_session,
 ]  # fmt: skip
 
 
@@ -196,8 +222,8 @@ def test_a_session_is_flushed_only_by_its_owner(client, engine):
         session.rollback()
 
 
-def test_backpressure_and_quarantine_leave_the_transaction_usable(
-    client, postgres, database_url, clock_of
+def test_a_full_queue_and_a_quarantine_leave_the_transaction_usable(
+    open_tx, client, postgres, orders
 ):
     store = postgres.open_store(crash_limit=1)
     client.enqueue(ship.job(1))
@@ -205,19 +231,73 @@ def test_backpressure_and_quarantine_leave_the_transaction_usable(
     postgres.clock.advance_ms(2)
     store.reclaim_expired(10)
     store.inspect.set_enqueue_limit("q", 1)
-    with psycopg.connect(database_url) as connection:
+    with open_tx() as (tx, run, commit, _):
+        run("INSERT INTO public.app_order VALUES (1)")
         with pytest.raises(FingerprintQuarantined):
-            client.enqueue(ship.job(1), tx=connection)
-        client.enqueue(ship.job(2), tx=connection)
+            client.enqueue(ship.job(1), tx=tx)
+        client.enqueue(ship.job(2), tx=tx)
         with pytest.raises(Backpressure):
-            client.enqueue(ship.job(3), tx=connection)
-        assert connection.execute("SELECT 1").fetchone() == (1,)
+            client.enqueue_many([ship.job(3)], tx=tx)
+        run("INSERT INTO public.app_order VALUES (2)")
+        commit()
+    assert orders() == [1, 2]
     assert store.inspect.unfinished("q") == 1
 
 
-@pytest.fixture
-def clock_of(postgres):
-    return postgres.clock
+def test_what_stands_before_the_store_leaves_the_transaction_usable(
+    open_tx, store, orders
+):
+    breaker = CircuitBreaker(failure_threshold=1)
+    seen = []
+
+    def observe(request, proceed):
+        seen.append(request.operation)
+        if request.batch[0].priority == 9:
+            raise LookupError("no")
+        if request.batch[0].priority == 8:
+            return
+        proceed(request)
+
+    client = Client(
+        store,
+        middleware=[observe],
+        authorizer=lambda asked, job: job.priority != 7,
+        circuit_breaker=breaker,
+    )
+    with open_tx() as (tx, run, commit, _):
+        run("INSERT INTO public.app_order VALUES (1)")
+        with pytest.raises(EnqueueForbidden):
+            client.enqueue_many([ship.job(1), ship.using(priority=7).job(2)], tx=tx)
+        with pytest.raises(LookupError):
+            client.enqueue(ship.using(priority=9).job(3), tx=tx)
+        assert client.enqueue(ship.using(priority=8).job(4), tx=tx).dropped
+        handle = client.enqueue(ship.job(5), tx=tx)
+        with suppress(StoreUnavailable), breaker.permit():
+            raise StoreUnavailable("away")
+        with pytest.raises(CircuitRejected):
+            client.enqueue(ship.job(6), tx=tx)
+        run("INSERT INTO public.app_order VALUES (2)")
+        commit()
+    assert orders() == [1, 2]
+    assert [claim.envelope.id for claim in admit(store).claims] == [handle.id]
+    assert set(seen) == {"transactional"}
+
+
+def test_a_middleware_that_tries_again_writes_one_row_in_the_transaction(
+    open_tx, store, orders
+):
+    """The second call of the store is a replay of the transaction's own row."""
+
+    def twice(request, proceed):
+        proceed(request)
+        proceed(request)
+
+    client = Client(store, middleware=[twice])
+    with open_tx() as (tx, run, commit, _):
+        run("INSERT INTO public.app_order VALUES (1)")
+        client.enqueue(ship.job(1), tx=tx)
+        commit()
+    assert len(admit(store).claims) == 1
 
 
 def test_a_replacement_waits_for_the_callers_commit(client, store, database_url):
@@ -361,6 +441,7 @@ def test_no_framework_is_imported_for_a_psycopg_connection():
     script = """
 import sys
 import psycopg
+from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.client.tx import driver_connection
 class Fake(psycopg.Connection):
     def __init__(self): pass
@@ -374,6 +455,7 @@ assert not {"sqlalchemy", "django", "flask"} & set(sys.modules)
 
 def test_a_text_means_a_django_alias():
     script = """
+from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.client.tx import driver_connection
 from headgate_sync.errors import InvalidRequest
 try:
@@ -408,9 +490,18 @@ settings.configure(
 django.setup()
 from django.db import connection, connections, transaction, IntegrityError
 from headgate_sync.app import Headgate
-from headgate_sync.errors import DuplicateJob, InvalidRequest, Unsupported
+from headgate_sync.errors import (
+    Backpressure, CircuitRejected, DuplicateJob, EnqueueForbidden,
+    FingerprintQuarantined, IdConflict, InvalidRequest, StoreUnavailable, Unsupported,
+)
+from headgate_sync import CircuitBreaker
 
-hg = Headgate(sys.argv[1])
+breaker = CircuitBreaker(failure_threshold=1, recovery_timeout="1h")
+hg = Headgate(
+    sys.argv[1],
+    authorizer=lambda asked, job: job.priority != 7,
+    circuit_breaker=breaker,
+)
 
 @hg.task("order:ship", queue="q", unique="{order_id}")
 def ship(order_id: int) -> None: ...
@@ -446,6 +537,14 @@ except LookupError:
 with transaction.atomic():
     insert(5)
     refused(lambda: ship.enqueue(1, tx=connection), DuplicateJob, "unique key")
+    again = ship.using(id="taken")
+    refused(lambda: again.enqueue(50, tx=connection), IdConflict, "taken")
+    refused(lambda: ship.enqueue(666, tx=connection), FingerprintQuarantined, "quara")
+    full = ship.using(queue="full")
+    refused(lambda: full.enqueue(51, tx=connection), Backpressure, "full")
+    denied = ship.using(priority=7)
+    refused(lambda: denied.enqueue(52, tx=connection), EnqueueForbidden, "not allowed")
+    refused(lambda: ship.enqueue("x", tx=connection), InvalidRequest, "expected int")
     insert(6)
 with transaction.atomic():
     try:
@@ -465,12 +564,29 @@ with transaction.atomic():
 refused(lambda: ship.enqueue(9, tx=connection), InvalidRequest, "no open transaction")
 refused(lambda: ship.enqueue(9, tx="nope"), InvalidRequest, "nope")
 refused(lambda: ship.enqueue(9, tx="lite"), Unsupported, "supported are")
+with transaction.atomic():
+    insert(8)
+    try:
+        with breaker.permit():
+            raise StoreUnavailable("away")
+    except StoreUnavailable:
+        pass
+    refused(lambda: ship.enqueue(9, tx="default"), CircuitRejected, "circuit is open")
+    insert(9)
 connections.close_all()
 hg.close()
 """
 
 
-def test_django_transactions_are_joined(store, orders, database_url):
+def test_django_transactions_are_joined(postgres, orders, database_url):
+    store = postgres.open_store(crash_limit=1)
+    other = Client(store)
+    other.enqueue(ship.using(unique=None, queue="crash").job(666))
+    claim_one(store, lease_ms=1, queues=["crash"])
+    postgres.clock.advance_ms(2)
+    store.reclaim_expired(10)
+    other.enqueue(envelope("taken", queue="other"))
+    store.inspect.set_enqueue_limit("full", 0)
     done = subprocess.run(
         [sys.executable, "-c", DJANGO, database_url],
         capture_output=True,
@@ -478,7 +594,7 @@ def test_django_transactions_are_joined(store, orders, database_url):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert orders() == [1, 2, 3, 5, 6, 7]
+    assert orders() == [1, 2, 3, 5, 6, 7, 8, 9]
     payloads = {claim.envelope.payload for claim in admit(store).claims}
     assert payloads == {b'{"order_id":%d}' % n for n in (1, 2, 3)}
 
