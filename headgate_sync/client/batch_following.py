@@ -39,8 +39,10 @@ class Ended:
 class Following:
     """What was sent and how it ended.
 
-    Whoever waits does the reading: one thread at a time makes a round over the jobs
-    that have waited longest for a look, the others wait for what it finds.
+    Whoever waits does the reading: one thread at a time makes a round, the others wait
+    for what it finds. Half of a round goes to the jobs that were sent first, which are
+    likely to end first; the other half goes round all of them, so that blocked ones in
+    front hide nobody.
 
     Args:
         inspect: reads jobs.
@@ -64,7 +66,8 @@ class Following:
         self._ends = bytearray()  # by index: whether the job is over
         self._ended: deque[Ended] = deque()  # not yielded yet
         self._indexes: dict[str, tuple[int, ...]] = {}  # by id, of unfinished jobs
-        self._turns: deque[str] = deque()  # the same ids, the longest unseen first
+        self._turns: deque[str] = deque()  # the same ids and some that are over
+        self._fruitless = 0  # jobs looked at since one was over
         self._looking = False
         self._look_due_s = 0.0
         self._interval_s = BUSY_INTERVAL_S
@@ -115,7 +118,7 @@ class Following:
     def some_id(self) -> str:
         """The id of a job that is not over; "" without one."""
         with self.changed:
-            return next(iter(self._turns), "")
+            return next(iter(self._indexes), "")
 
     def own_ids(self) -> list[str]:
         """Ids of unfinished jobs of this batch itself."""
@@ -158,17 +161,15 @@ class Following:
                 return
             now_s = self.pace.now_s()
             due_s = until_s
-            if not self._looking and self._turns:
+            if not self._looking and self._indexes:
                 due_s = min(self._look_due_s, until_s)
             if due_s > now_s:
                 self.pace.wait(self.changed, min(due_s - now_s, LONGEST_WAIT_S))
                 return
-            if self._looking or not self._turns:
+            if self._looking or not self._indexes:
                 return
             self._looking = True
-            ids = [
-                self._turns.popleft() for _ in range(min(ROUND_JOBS, len(self._turns)))
-            ]
+            ids = self._next_round()
         found: dict[str, JobSummary] | None = None
         try:
             found = self._read(ids)
@@ -177,6 +178,18 @@ class Following:
                 self._looking = False
                 self._settle(ids, found)
                 self.changed.notify_all()
+
+    def _next_round(self) -> list[str]:
+        """The jobs to look at; the lock is held."""
+        chosen = dict.fromkeys(islice(self._indexes, ROUND_JOBS // 2))
+        for _ in range(len(self._turns)):
+            if len(chosen) == ROUND_JOBS:
+                break
+            job_id = self._turns.popleft()
+            if job_id in self._indexes:
+                chosen[job_id] = None
+                self._turns.append(job_id)
+        return list(chosen)
 
     def _read(self, ids: Sequence[str]) -> dict[str, JobSummary] | None:
         """The jobs that exist; None in an outage that may pass."""
@@ -203,12 +216,12 @@ class Following:
             job = None if found is None else found.get(job_id)
             if found is not None and is_over(job):
                 ended += self._end(job_id, job)
-            else:
-                self._turns.append(job_id)
+        self._fruitless += len(ids)
         if ended:
             self.last_s = now_s
+            self._fruitless = 0
             self._interval_s = BUSY_INTERVAL_S
-        else:
+        elif self._fruitless >= len(self._indexes):
             self._interval_s = min(self._interval_s * 2, IDLE_INTERVAL_S)
         self._look_due_s = now_s + self._interval_s
 
