@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     )
     from headgate_sync.client import Client as Client
     from headgate_sync.client.batch import Batch as Batch
-    from headgate_sync.client.batch import BatchItem as BatchItem
-    from headgate_sync.client.batch import BatchProgress as BatchProgress
-    from headgate_sync.client.batch import BatchSummary as BatchSummary
+    from headgate_sync.client.batch_values import BatchItem as BatchItem
+    from headgate_sync.client.batch_values import BatchProgress as BatchProgress
+    from headgate_sync.client.batch_values import BatchSummary as BatchSummary
     from headgate_sync.client.circuit import CircuitBreaker as CircuitBreaker
     from headgate_sync.client.pipeline import EnqueueRequest as EnqueueRequest
     from headgate_sync.client.pipeline import Plugin as Plugin

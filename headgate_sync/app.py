@@ -30,7 +30,8 @@ from headgate_sync.store import Store
 from headgate_sync.task import BoundTask, FunctionTask, Task
 
 if TYPE_CHECKING:
-    from headgate_sync.client.batch import Batch, BatchProgress
+    from headgate_sync.client.batch import Batch
+    from headgate_sync.client.batch_values import BatchProgress
     from headgate_sync.client.client import Client, PipelineParts
     from headgate_sync.client.waiting import Completion
     from headgate_sync.worker import Worker

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headgate_sync.client.batch import BatchProgress
+from headgate_sync.client.batch_values import BatchProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -10,10 +10,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from headgate_sync.client.batch_following import Ended, Following
 from headgate_sync.client.batch_sending import Sender, Unsent, blamed
+from headgate_sync.client.batch_values import BatchItem, BatchProgress, BatchSummary
 from headgate_sync.client.client import Client, request_of
 from headgate_sync.client.waiting import (
     Completion,
@@ -45,65 +46,6 @@ TELL_INTERVAL_S = 0.1
 
 _ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_BATCH_ID_BYTES}}}")
 _new_id = UlidGenerator()
-
-
-@frozen(kw_only=True)
-class BatchItem:
-    """A job of a batch that is over.
-
-    Attributes:
-        index: place in the order in which the jobs were added, from 0.
-        key: the caller's, or the index as text.
-        job_id: of the job; of the holder of its unique key, when it joined one.
-        completion: how it ended; its result is read when it is asked for.
-    """
-
-    index: int
-    key: str
-    job_id: str
-    completion: Completion
-
-
-@frozen(kw_only=True)
-class BatchSummary:
-    """How a batch went.
-
-    Attributes:
-        total: jobs that were sent, those of an earlier run of the script included.
-        by_state: how many ended in each state.
-        seconds: from the first job sent to the last seen to end.
-        rate: ended jobs per second.
-    """
-
-    total: int
-    by_state: Mapping[str, int]
-    seconds: float
-    rate: float
-
-
-@frozen(kw_only=True)
-class BatchProgress:
-    """A batch at one moment.
-
-    Attributes:
-        sent, done, failed: jobs in the store, those of them that are over, and those
-            of these that did not succeed.
-        buffered: jobs that wait to be sent.
-        rate: ended jobs per second since the first was sent.
-        left_seconds: until all that were sent are done, at this rate; None without one.
-        waiting_for: what keeps the next chunk from being sent; "" is nothing.
-        resting: nobody works on the batch for now; the last call before a pause.
-    """
-
-    batch_id: str
-    sent: int
-    done: int
-    failed: int
-    buffered: int
-    rate: float
-    left_seconds: float | None
-    waiting_for: str
-    resting: bool
 
 
 class Batch:

@@ -224,6 +224,9 @@ class Following:
         elif self._fruitless >= len(self._indexes):
             self._interval_s = min(self._interval_s * 2, IDLE_INTERVAL_S)
         self._look_due_s = now_s + self._interval_s
+        if len(self._turns) > 2 * len(self._indexes):
+            # Mostly ids of jobs that are over; now and then, so that it costs nothing.
+            self._turns = deque(i for i in self._turns if i in self._indexes)
 
     def _end(self, job_id: str, job: JobSummary | None) -> int:
         state = State.DELETED if job is None else State(job.state)

@@ -75,18 +75,18 @@ def enqueue_middleware(
     @functools.wraps(function)
     def run(request: EnqueueRequest, proceed: Proceed) -> None:
         steps = function(request)
-        resume: Callable[[], EnqueueRequest | None] = functools.partial(next, steps)
+        raised: BaseException | None = None
         while True:
             try:
-                passed = resume()
+                passed = next(steps) if raised is None else steps.throw(raised)
             except StopIteration:
                 return
+            finally:
+                raised = None  # or this frame and the error keep each other alive
             try:
                 proceed(request if passed is None else passed)
             except BaseException as error:
-                resume = functools.partial(steps.throw, error)
-            else:
-                resume = functools.partial(next, steps)
+                raised = error
 
     return run
 
@@ -407,7 +407,10 @@ def _end(
         except BaseException as error:
             failure = error if failure is None else failure
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            failure = None  # or this frame and the error keep each other alive
 
 
 def _outcome(error: BaseException) -> InsertOutcome:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from headgate_sync.app import Headgate
 from headgate_sync.client import Client
-from headgate_sync.client.batch import Batch, BatchSummary
+from headgate_sync.client.batch import Batch
 from headgate_sync.client.batch_following import ROUND_JOBS
+from headgate_sync.client.batch_values import BatchSummary
 from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.errors import (
     BatchTimeout,
@@ -664,6 +665,17 @@ def test_without_keys_another_order_is_a_conflict_and_with_keys_it_is_not(make, 
     with pytest.raises(IdConflict) as caught, make("c") as batch:
         fill(batch, 2, start=1)
     assert caught.value.item_index == 0
+
+
+def test_a_script_started_again_needs_no_room_for_what_is_there(make, store, world):
+    """Its jobs fill the queue, and are replays."""
+    with make() as first:
+        fill(first, 5)
+    store.inspect.set_enqueue_limit("q", 5)
+    with make() as second:
+        fill(second, 5)
+    assert second.sent == 5
+    assert world.waits == []
 
 
 class Killed(BaseException):
