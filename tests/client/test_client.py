@@ -7,23 +7,28 @@ import os
 import attrs
 import pytest
 
+from headgate_sync.app import Headgate
 from headgate_sync.client import Client, JobClient, JobHandle
+from headgate_sync.context import JobContext
 from headgate_sync.envelope import Envelope, fingerprint
 from headgate_sync.errors import (
     Backpressure,
     DuplicateJob,
+    EnqueueForbidden,
     FingerprintQuarantined,
     IdConflict,
     InvalidRequest,
     LeaseLost,
     Unsupported,
 )
+from headgate_sync.identity import Identity, enqueue_identity
 from headgate_sync.lifecycle import State
 from headgate_sync.memory.store import MemStore
 from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.registry import Registry
 from headgate_sync.task import task
 from tests.builders import DAY_MS, admit, claim_one, envelope
+from tests.worker.rig import working
 
 registry = Registry()
 
@@ -309,6 +314,61 @@ def test_a_child_keeps_a_trace_of_its_own(inner, store):
     inner.enqueue(ship.job(1), headers=own)
     inner.enqueue(Envelope(id="e", kind="x", queue="q", headers=own))
     assert [dict(job.headers) for job in jobs(store)] == [own, own]
+
+
+def test_a_child_is_enqueued_as_whoever_the_handler_names(store, stop):
+    asked = []
+
+    def authorizer(authorization, job):
+        asked.append(authorization.identity)
+        return True
+
+    inner = JobClient(Client(store, authorizer=authorizer), check=stop, headers=PARENT)
+    one, other = Identity("one"), Identity("other")
+    inner.enqueue(ship.job(1))
+    inner.enqueue(ship.job(2), identity=one)
+    inner.enqueue_or_join(ship.using(identity=other).job(3))
+    with enqueue_identity(one):
+        inner.enqueue_many([ship.job(4)])
+        inner.enqueue_many([ship.job(5)], identity=other)
+    assert asked == [None, one, other, one, other]
+
+
+def test_a_handler_enqueues_through_the_parts_of_its_facade(store):
+    trail = []
+
+    def middleware(request, proceed):
+        trail.append([(job.kind, dict(job.headers)) for job in request.batch])
+        proceed(request)
+
+    hg = Headgate(
+        store,
+        middleware=[middleware],
+        authorizer=lambda asked, job: job.kind != "secret",
+    )
+
+    @hg.task("child", queue="q")
+    def child() -> None: ...
+
+    @hg.task("secret", queue="q")
+    def secret() -> None: ...
+
+    @hg.task("parent", queue="q", retention="1d")
+    def parent(ctx: JobContext) -> str:
+        ctx.client.enqueue(child.job())
+        with pytest.raises(EnqueueForbidden):
+            ctx.client.enqueue(secret.job())
+        return "ok"
+
+    trace = {k: PARENT[k] for k in ("traceparent", "tracestate")}
+    with working(store, hg.registry, producer=hg.client):
+        done = parent.using(headers=trace).enqueue_and_wait(timeout="20s")
+    assert done.unwrap() == "ok"
+    assert trail == [
+        [("parent", trace)],
+        [("child", trace)],
+        [("secret", trace)],
+    ]
 
 
 def test_after_the_lease_is_lost_no_child_appears(inner, store, stop):

@@ -340,6 +340,21 @@ assert "sqlalchemy" not in sys.modules and "django" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_plain_enqueue_loads_nothing_of_what_it_does_not_use():
+    script = """
+import sys
+from headgate_sync import Headgate, MemStore
+hg = Headgate(MemStore())
+@hg.task("work")
+def work(a: int) -> None: ...
+work.enqueue(1)
+hg.enqueue_many([work.job(2)])
+loaded = {name.rpartition(".")[2] for name in sys.modules if "headgate_sync" in name}
+assert not loaded & {"pipeline", "circuit", "waiting", "batch", "progress", "worker"}
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_arguments_are_checked_before_anything_is_opened():
     hg = Headgate()
     ship = tasks_of(hg)
@@ -550,6 +565,31 @@ def test_a_fork_leaves_the_parents_sessions_alone(url, postgres, pool_size):
     count = 50
     run_script(FORKING.format(url=url, pool_size=pool_size, count=count))
     assert len(postgres.snapshot().jobs) == 5 * count + 2
+
+
+def test_what_stands_before_the_store_works_in_a_forked_child(url, postgres):
+    run_script(f"""
+import os
+from headgate_sync import CircuitBreaker, Headgate, enqueue_middleware
+@enqueue_middleware
+def middleware(request):
+    yield
+hg = Headgate({url!r}, middleware=[middleware], circuit_breaker=CircuitBreaker())
+@hg.task("work", retention="1d")
+def work(n: int) -> None: ...
+work.enqueue(1)
+child = os.fork()
+if child == 0:
+    work.enqueue(2)
+    with hg.batch("b") as batch:
+        batch.enqueue(work, 3)
+    hg.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+work.enqueue(4)
+hg.close()
+""")
+    assert len(postgres.snapshot().jobs) == 4
 
 
 def test_a_lent_pool_is_not_used_after_a_fork(url, postgres):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from datetime import timedelta
 
@@ -386,6 +387,33 @@ def test_the_generator_form_gets_errors_at_its_yield_and_may_try_again(store):
         client.enqueue(envelope("c"))
     assert caught.value is error
     assert (retry.__name__, retry.__doc__) == ("retry", "Try twice.")
+
+
+def test_errors_that_pass_a_generator_leave_no_garbage(store):
+    @enqueue_middleware
+    def watch(request):
+        try:
+            yield
+        finally:
+            pass
+
+    class Large(LookupError):
+        pass
+
+    def refuse(asked, job):
+        raise Large
+
+    client = Client(store, middleware=[watch], authorizer=refuse)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            with suppress(Large):
+                client.enqueue(mail.job("a"))
+        left = [o for o in gc.get_objects() if isinstance(o, Large)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 def test_a_generator_that_returns_without_a_yield_drops_the_job(store):
