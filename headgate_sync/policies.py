@@ -58,13 +58,16 @@ class RateClassState:
         return self.budgets[0].tokens_available if self.budgets else None
 
 
-def check_delay_ms(delay_ms: int) -> None:
-    """Check how long a rate class shall pause.
+def check_pause(name: str, delay_ms: int, reason: str) -> None:
+    """Check the arguments of `pause_rate_class`.
 
     Raises:
-        InvalidRequest: not within 1 to 86,400,000.
+        InvalidRequest: no class, a delay that is not within 1 to 86,400,000, or a
+            reason of more than 255 bytes.
     """
+    check_policy_name("name", name)
     check_int("delay_ms", delay_ms, 1, MAX_PAUSE_MS)
+    check_identifier("reason", check_text("reason", reason))
 
 
 def check_partition_quantum(
@@ -73,8 +76,8 @@ def check_partition_quantum(
     """Check the arguments of `set_partition_quantum`.
 
     Raises:
-        InvalidRequest: no queue, no text that names a partition, or a quantum that is
-            not within 1 to 1,000,000.
+        InvalidRequest: no queue, a key that no job can have, or a quantum that is not
+            within 1 to 1,000,000.
     """
     check_policy_name("queue", queue)
     check_identifier("partition_key", check_text("partition_key", partition_key))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headgate_sync.envelope import check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import State
 from headgate_sync.memory.admission import Gate
@@ -11,8 +10,8 @@ from headgate_sync.policies import (
     MAX_WAITING,
     BudgetState,
     RateClassState,
-    check_delay_ms,
     check_partition_quantum,
+    check_pause,
 )
 from headgate_sync.policy import (
     Ceiling,
@@ -75,9 +74,7 @@ class MemPolicies:
 
     def pause_rate_class(self, name: str, delay_ms: int, reason: str = "") -> None:
         """Let nothing of a class pass for a time."""
-        check_policy_name("name", name)
-        check_delay_ms(delay_ms)
-        check_text("reason", reason)
+        check_pause(name, delay_ms, reason)
         with self._rows.lock:
             self._gate.pause(name, delay_ms, reason)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 from operator import itemgetter
 
-from headgate_sync.envelope import check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.policies import (
     MAX_WAITING,
     BudgetState,
     RateClassState,
-    check_delay_ms,
     check_partition_quantum,
+    check_pause,
 )
 from headgate_sync.policy import (
     NEVER_MS,
@@ -83,9 +82,7 @@ class PgPolicies:
 
     def pause_rate_class(self, name: str, delay_ms: int, reason: str = "") -> None:
         """Let nothing of a class pass for a time."""
-        check_policy_name("name", name)
-        check_delay_ms(delay_ms)
-        check_text("reason", reason)
+        check_pause(name, delay_ms, reason)
         self._db.rows("pause_rate_class", name=name, delay_ms=delay_ms, reason=reason)
 
     def resume_rate_class(self, name: str) -> bool:
