@@ -18,6 +18,7 @@ from headgate_sync.backlog import (
 )
 from headgate_sync.envelope import MAX_INT64, Envelope, check_int, check_text
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.explanation import AdmissionExplain
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import TERMINAL
 from headgate_sync.operations import BulkRequest, OperationStatus
@@ -283,6 +284,14 @@ class Inspect(Policies, Protocol):
         """Jobs in the order of at most 1,000 ids, missing ones left out.
 
         No payloads; the history is cut to its newest entry.
+        """
+        ...
+
+    def explain_admission(self, job_id: str) -> AdmissionExplain | None:
+        """Why a job runs or waits, by the gate's own counters; None without the job.
+
+        Reads only, and a bounded number of rows. The answer holds for this moment, for
+        a worker that serves the queue and has room.
         """
         ...
 

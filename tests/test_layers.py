@@ -30,6 +30,7 @@ LAYERS = {
     "tracing": VALUES,
     "backlog": RULES,
     "operations": RULES,
+    "explanation": RULES,
     "policy": RULES,
     "retry": RULES,
     "validation": RULES,

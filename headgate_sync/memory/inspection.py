@@ -15,6 +15,7 @@ from headgate_sync.envelope import (
     check_text,
 )
 from headgate_sync.errors import DuplicateJob, NotFound
+from headgate_sync.explanation import AdmissionExplain, explained
 from headgate_sync.inspection import (
     MAX_JOBS,
     MAX_PAGE,
@@ -26,6 +27,7 @@ from headgate_sync.inspection import (
 )
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import WAITING, Event, refused, sources_of
+from headgate_sync.memory.explanation import facts_of
 from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_of
 from headgate_sync.memory.state import Job
 from headgate_sync.memory.upkeep import MemUpkeep
@@ -64,6 +66,15 @@ class MemInspect(MemUpkeep):
             return [
                 summary_of(job, newest_only=True) for job in found if job is not None
             ]
+
+    def explain_admission(self, job_id: str) -> AdmissionExplain | None:
+        """Why a job runs or waits; None without it."""
+        check_job_id(job_id)
+        with self._rows.lock:
+            job = self._rows.jobs.get(job_id)
+            if job is None:
+                return None
+            return explained(facts_of(self._rows, self._gate, job))
 
     def list_jobs(
         self,

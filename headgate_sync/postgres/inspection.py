@@ -22,6 +22,7 @@ from headgate_sync.errors import (
     NotFound,
     StoreConflict,
 )
+from headgate_sync.explanation import AdmissionExplain, explained
 from headgate_sync.inspection import (
     MAX_JOBS,
     MAX_PAGE,
@@ -40,6 +41,7 @@ from headgate_sync.postgres.database import (
     Row,
     Session,
 )
+from headgate_sync.postgres.explanation import facts_of
 from headgate_sync.postgres.rows import job_summary, read_checkpoint
 from headgate_sync.postgres.upkeep import PgUpkeep
 from headgate_sync.search import JobFilter, read_cursor
@@ -75,6 +77,12 @@ class PgInspect(PgUpkeep):
             return []
         rows = self._db.look("get_jobs", job_ids=list(ids))
         return [job_summary(row) for row in rows]
+
+    def explain_admission(self, job_id: str) -> AdmissionExplain | None:
+        """Why a job runs or waits; None without it."""
+        check_job_id(job_id)
+        facts = facts_of(self._db, job_id)
+        return None if facts is None else explained(facts)
 
     def list_jobs(
         self,

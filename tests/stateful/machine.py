@@ -71,6 +71,7 @@ POLICIES = (
     ("set_queue_paused", False),
     ("set_queue_weight", 1),
     ("set_queue_weight", 3),
+    ("set_queue_weight", 1_000_000),
 )
 GATE_POLICIES = (
     *(
@@ -80,6 +81,7 @@ GATE_POLICIES = (
             RateClassConfig(name="c", limit=2, window_ms=1_000, burst=3),
             RateClassConfig(name="c", limit=5, window_ms=700, burst=4),
             RateClassConfig(name="c", limit=2, window_ms=1_000, burst=3, paused=True),
+            RateClassConfig(name="c", limit=2, window_ms=1_000, burst=1, further=()),
             RateClassConfig(
                 name="c",
                 limit=3,
@@ -114,6 +116,9 @@ GATE_POLICIES = (
             ),
         )
     ),
+    # Raised above what runs, and lowered below it.
+    ("upsert_concurrency_limit", Ceiling(name="part", queue="q", max_concurrent=3)),
+    ("upsert_concurrency_limit", Ceiling(name="part", queue="q", max_concurrent=2)),
     # What a ceiling counts cannot be changed.
     ("upsert_concurrency_limit", Ceiling(name="part", queue="r", max_concurrent=1)),
     ("delete_concurrency_limit", "part"),
@@ -677,6 +682,7 @@ class StoreMachine(RuleBasedStateMachine):
         model = self.model
         id = [*model.jobs, "nobody"][pick % (len(model.jobs) + 1)]
         job = model.jobs.get(id)
+        self._check_explanations()
         states: dict[str, int] = {}
         for each in model.jobs.values():
             states[each.state.value] = states.get(each.state.value, 0) + 1
@@ -693,6 +699,16 @@ class StoreMachine(RuleBasedStateMachine):
             assert side.inspect.read_checkpoint(id) == (job.checkpoint if job else None)
             fingerprints = {e.fingerprint for e in side.inspect.quarantine_list()}
             assert fingerprints == set(model.quarantine)
+
+    def _check_explanations(self) -> None:
+        """Every job is explained alike, by a reason that the model knows of."""
+        for id in [*self.model.jobs, "nobody"]:
+            told = [side.inspect.explain_admission(id) for side in self.sides]
+            assert all(answer == told[0] for answer in told), f"{id}: {told}"
+            reasons = self.model.reasons(id)
+            assert (told[0] is None) == (reasons is None), id
+            if told[0] is not None and reasons is not None:
+                assert told[0].blocked_by in reasons, f"{id}: {told[0]}, not {reasons}"
 
 
 _RESULT = JobResult(3, b"\x00\xff")

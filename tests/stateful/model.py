@@ -473,6 +473,47 @@ class Model:
             or (ceiling.queue and ceiling.queue == job.queue)
         ]
 
+    def reasons(self, job_id: str) -> set[str | None] | None:
+        """What may keep a job from running; None alone when nothing can.
+
+        What the gate remembers of a class that ran dry is not the model's: a job of a
+        class with budgets may wait for it.
+        """
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        by_state = {
+            State.PENDING: "pending",
+            State.SCHEDULED: "schedule",
+            State.RETRYABLE: "schedule",
+            State.QUARANTINED: "quarantine",
+        }
+        if job.state is not State.AVAILABLE:
+            return {by_state.get(job.state)}
+        if job.queue in self.paused:
+            return {"queue_paused"}
+        if job.fingerprint in self.quarantine:
+            return {"quarantine"}
+        budgets = [b.at(self.now_ms) for b in self.budgets.get(job.rate_class, ())]
+        if (
+            job.rate_class in self.stopped
+            or self.pauses.get(job.rate_class, (0, ""))[0] > self.now_ms
+            or self._is_oversize(job)
+            or not all(budget.fits(self.cost(job)) for budget in budgets)
+        ):
+            return {"rate_class"}
+        occupancy = self.occupancy()
+        is_full = any(
+            occupancy.get(
+                (c.name, job.partition_key if c.scope is Scope.PARTITION else ""), 0
+            )
+            >= c.max_concurrent
+            and c.on_saturated is not OnSaturated.CANCEL_RUNNING
+            for c in self.over(job)
+        )
+        found: set[str | None] = {"concurrency_limit" if is_full else None}
+        return found | {"rate_class"} if budgets else found
+
     def occupancy(self) -> dict[tuple[str, str], int]:
         """Running jobs under each ceiling, by partition where it counts them apart."""
         found: dict[tuple[str, str], int] = {}

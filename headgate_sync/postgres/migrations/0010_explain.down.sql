@@ -1,0 +1,3 @@
+DROP FUNCTION {schema}.headgate_explain;
+DROP FUNCTION {schema}.headgate_explain_ahead;
+DROP FUNCTION {schema}.headgate_ready_before;
