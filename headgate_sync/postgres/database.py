@@ -55,7 +55,8 @@ SELECT pg_catalog.current_setting('default_transaction_isolation') = 'read commi
   AND pg_catalog.current_setting('lock_timeout') = '0'
   AND pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
   AND pg_catalog.current_setting('client_encoding') = 'UTF8'
-  AND pg_catalog.strpos(pg_catalog.current_setting('search_path'), 'pg_catalog') = 0
+  AND pg_catalog.strpos(pg_catalog.current_setting('search_path'), 'pg_catalog') = 0,
+  pg_catalog.pg_backend_pid()
 """
 _COMMIT = b"COMMIT"
 _ROLLBACK = b"ROLLBACK"
@@ -108,12 +109,13 @@ class Pool(Protocol):
 class Session:
     """Runs statement files on one connection; sets nothing and ends no transaction."""
 
-    __slots__ = ("_statements", "connection")
+    __slots__ = ("_statements", "connection", "prepares")
 
     def __init__(
         self, connection: psycopg.Connection[Any], statements: Mapping[str, bytes]
     ) -> None:
         self.connection = connection
+        self.prepares = True
         self._statements = statements
 
     def rows(self, name: str, /, **params: Any) -> list[Row]:
@@ -122,7 +124,7 @@ class Session:
         Raises:
             StoreError: translated; the driver's error is the cause.
         """
-        prepare = None if name in PREPARED else False
+        prepare = None if self.prepares and name in PREPARED else False
         return self._run(self._statements[name], params, prepare)
 
     def command(self, text: bytes) -> list[Row]:
@@ -192,8 +194,11 @@ class Database:
         self._verify = verify
         self._pid = os.getpid()
         self._discarded: SimpleQueue[AbstractContextManager[Session]] = SimpleQueue()
-        # Whether a physical connection's defaults suit a statement without BEGIN.
-        self._plain: WeakKeyDictionary[psycopg.Connection[Any], bool] = (
+        # Whether a physical connection's defaults suit a statement without BEGIN, and
+        # whether it leads to the server that it names. A pooler names a server of its
+        # own making and may hand the next statement to another one, which does not know
+        # what this one prepared.
+        self._known: WeakKeyDictionary[psycopg.Connection[Any], tuple[bool, bool]] = (
             WeakKeyDictionary()
         )
 
@@ -315,11 +320,13 @@ class Database:
         self._verified(session)
 
     def _is_plain(self, session: Session) -> bool:
-        plain = self._plain.get(session.connection)
-        if plain is None:
-            plain = bool(session.command(_IS_PLAIN)[0][0])
-            self._plain[session.connection] = plain
-        return plain
+        known = self._known.get(session.connection)
+        if known is None:
+            [(plain, pid)] = session.command(_IS_PLAIN)
+            direct = pid == session.connection.pgconn.backend_pid
+            known = self._known[session.connection] = (bool(plain), direct)
+        session.prepares = known[1]
+        return known[0]
 
     def _verified(self, session: Session) -> None:
         verify = self._verify
