@@ -8,7 +8,7 @@ from headgate_sync.errors import InvalidRequest, LeaseRejected
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.policy import Ceiling
 from tests.backends import Backend, Clock
-from tests.builders import crash, job, state_of, steer
+from tests.builders import crash, envelope, job, state_of, steer
 from tests.scenarios.gate import (
     ack_all,
     admit,
@@ -158,10 +158,12 @@ def test_a_lowered_ceiling_cancels_nothing(store):
 
 def exits(store, clock: Clock, claim, how: str) -> None:
     """Let a running job leave by one way."""
-    if how == "reclaimed":
+    if how in ("reclaimed", "quarantined"):
         crash(store, clock, claim)
     elif how == "cancelled":
         steer(store).operator_cancel(claim.envelope.id)
+    elif how == "exhausted":
+        store.ack(claim.lease_ref, Outcome.RETRY)
     else:
         delay_ms = 60_000 if how in ("snooze", "retry") else None
         store.ack(claim.lease_ref, Outcome(how), delay_ms=delay_ms)
@@ -177,19 +179,26 @@ def exits(store, clock: Clock, claim, how: str) -> None:
         "revoke",
         "snooze",
         "rate_limited",
+        "exhausted",
         "reclaimed",
+        "quarantined",
         "cancelled",
     ],
 )
 @pytest.mark.parametrize("retention_ms", [0, 1000])
 def test_every_exit_frees_one_slot(
-    store, backend: Backend, clock: Clock, how, retention_ms
+    make_store, backend: Backend, clock: Clock, how, retention_ms
 ):
+    store = make_store(crash_limit=1 if how == "quarantined" else 3)
     ceiling(store, 2, "queue")
-    fill(store, "A", 3, retention_ms=retention_ms)
+    attempts = 1 if how == "exhausted" else 5
+    fill(store, "A", 3, retention_ms=retention_ms, max_attempts=attempts)
     first, _ = admit(store).claims
     exits(store, clock, first, how)
-    after = 0 if how == "reclaimed" else 1
+    ended = {"exhausted": "archived", "quarantined": "quarantined"}
+    if how in ended:
+        assert state_of(store, first.envelope.id) == ended[how]
+    after = 0 if how in ("reclaimed", "quarantined") else 1
     assert inflight(backend, "A") == after
     assert len(admit(store)) == 1
 
@@ -263,9 +272,15 @@ def test_a_missing_victim_displaces_nobody(store):
 
 def test_full_partitions_do_not_hide_an_open_one(store):
     ceiling(store, 1, "queue")
-    for name in range(60):
-        fill(store, f"p{name:02}", 3)
-    assert len(admit(store, 60)) == 60
+    partitions = 300
+    for turn in range(2):
+        store.enqueue(
+            [
+                envelope(f"{name}-{turn}", partition_key=f"p{name:03}")
+                for name in range(partitions)
+            ]
+        )
+    assert sum(len(admit(store)) for _ in range(partitions // 100)) == partitions
     fill(store, "zz", 1, scheduled_at_ms=9)
     assert served(admit(store, 1)) == {"zz": 1}
 

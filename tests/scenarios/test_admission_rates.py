@@ -302,12 +302,18 @@ def test_a_later_call_says_how_long_the_class_stays_closed(store, clock: Clock):
     assert admit(store).retry_after_ms == 500
 
 
-def test_blocked_classes_do_not_hide_what_is_behind_them(store):
+@pytest.mark.parametrize("partitions", [1, 700])
+def test_blocked_classes_do_not_hide_what_is_behind_them(store, partitions):
+    """A backlog of more rows than a call reads, and of more lanes than a window."""
     rate_class(store, "c", "0/1000", 1)
     enqueue(store, "takes-it", rate_class="c")
     admit(store)
-    for partition in range(60):
-        fill(store, f"p{partition:02}", 20, rate_class="c")
+    backlog = [
+        envelope(f"j{n}", partition_key=f"p{n % partitions}", rate_class="c")
+        for n in range(2_100)
+    ]
+    for start in range(0, len(backlog), 700):
+        store.enqueue(backlog[start : start + 700])
     fill(store, "free", 10, scheduled_at_ms=9)
     assert served(admit(store, 10)) == {"free": 10}
     assert served(admit(store, 10)) == {}

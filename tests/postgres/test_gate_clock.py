@@ -1,0 +1,58 @@
+"""The store's clock is the server's: no caller's clock has a part in a decision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from psycopg_pool import ConnectionPool
+
+from headgate_sync.postgres.migrate import migrate_up
+from headgate_sync.postgres.store import PgStore
+from tests.builders import LEASE_MS, enqueue
+from tests.scenarios.gate import admit, fill, rate_class
+from tests.servers import new_database
+
+TOLERANCE_MS = 5_000
+CLAIM = """
+import sys, time
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + {ahead}
+time.time_ns = lambda: real_ns() + {ahead} * 10**9
+from headgate_sync.postgres.store import PgStore
+from tests.scenarios.gate import admit
+store = PgStore.connect(sys.argv[1])
+print(len(admit(store, worker="w2")), len(admit(store, worker="w2", queues=("r",))))
+store.close()
+"""
+
+
+@pytest.mark.parametrize("ahead_s", [60, -60])
+def test_a_worker_whose_clock_is_wrong_gets_what_the_others_get(server_url, ahead_s):
+    with new_database(server_url) as url:
+        migrate_up(url)
+        with ConnectionPool(url, min_size=1, open=True) as pool:
+            store = PgStore(pool)
+            rate_class(store, "c", "5/10000000", 5)
+            fill(store, "job", 20, rate_class="c", partition_key="")
+            assert len(admit(store, worker="w1")) == 5
+            enqueue(store, *[f"r{n}" for n in range(5)], queue="r")
+            told = subprocess.run(
+                [sys.executable, "-c", CLAIM.format(ahead=ahead_s), url],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            store.close()
+        assert told.stdout.split() == ["0", "5"]
+        with psycopg.connect(url) as second:
+            rows = second.execute(
+                "SELECT lease_expires_at_ms - claimed_at_ms,"
+                " abs(claimed_at_ms - extract(epoch FROM clock_timestamp()) * 1000)"
+                " FROM headgate.headgate_job WHERE queue = 'r'"
+            ).fetchall()
+        assert {length_ms for length_ms, _ in rows} == {LEASE_MS}
+        assert max(off_ms for _, off_ms in rows) < TOLERANCE_MS
