@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from headgate_sync import __version__
@@ -31,6 +32,19 @@ def _parser() -> argparse.ArgumentParser:
     migrate.add_argument(
         "--yes", action="store_true", help="confirm `down`: it drops every job"
     )
+
+    cron = commands.add_parser("cron", help="schedules")
+    actions = cron.add_subparsers(dest="action", required=True)
+    sync = actions.add_parser(
+        "sync", help="write the schedules that an application declares"
+    )
+    sync.add_argument("app", metavar="APP", help="module:attribute, as for a worker")
+    sync.add_argument(
+        "--prune",
+        action="store_true",
+        help="delete those below --prefix that are not declared any more",
+    )
+    sync.add_argument("--prefix", help="beginning of the ids that --prune may delete")
 
     embedded = commands.add_parser("embedded", help="the development database")
     embedded.add_argument("action", choices=("remove",))
@@ -106,7 +120,24 @@ def _embedded(_arguments: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"demo": _demo, "migrate": _migrate, "embedded": _embedded}
+def _cron(arguments: argparse.Namespace) -> int:
+    from headgate_sync.deploy import sync_schedules
+    from headgate_sync.worker.__main__ import AppFailed
+
+    try:
+        report = sync_schedules(
+            arguments.app, prune=arguments.prune, prefix=arguments.prefix
+        )
+    except AppFailed as failed:
+        traceback.print_exception(failed.__cause__)
+        return 2
+    for what in ("created", "changed", "unchanged", "deleted"):
+        for schedule_id in getattr(report, what):
+            print(f"{what} {schedule_id}")
+    return 0
+
+
+_COMMANDS = {"cron": _cron, "demo": _demo, "migrate": _migrate, "embedded": _embedded}
 
 
 def main(argv: list[str] | None = None) -> int:

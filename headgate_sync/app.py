@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headgate_sync.client.batch_values import BatchProgress
     from headgate_sync.client.client import Client, PipelineParts
     from headgate_sync.client.waiting import Completion
+    from headgate_sync.client.schedules import Schedules, SyncReport
     from headgate_sync.worker import Worker
 
 DEFAULT_CHUNK_SIZE = 500
@@ -41,6 +42,7 @@ DEFAULT_KEEP = "1h"
 DEFAULT_PATIENCE = "1m"
 
 F = TypeVar("F", bound=Callable[..., Any])
+FT = TypeVar("FT", bound=FunctionTask[Any, Any])
 
 
 class Headgate:
@@ -207,6 +209,16 @@ class Headgate:
         """Declare how payloads of another version are read; see `Registry.upcaster`."""
         return self.registry.upcaster(task, from_version)
 
+    def periodic(self, spec: str | timedelta, **arguments: Any) -> Callable[[FT], FT]:
+        """Declare a schedule of a function task; see `Registry.periodic`."""
+        return self.registry.periodic(spec, **arguments)
+
+    def schedule(
+        self, id: str, job: Any, spec: str | timedelta, **arguments: Any
+    ) -> None:
+        """Declare a schedule of any job; see `Registry.schedule`."""
+        self.registry.schedule(id, job, spec, **arguments)
+
     def include(self, registry: Registry) -> None:
         """Take over the tasks of a registry; see `Registry.include`."""
         self.registry.include(registry)
@@ -352,6 +364,24 @@ class Headgate:
         """
         self.inspect.operator_cancel(job_id)
 
+    def sync_schedules(
+        self, *, delete_missing: bool = False, prefix: str | None = None
+    ) -> SyncReport:
+        """Write the declared schedules, as a worker does at its start.
+
+        Args:
+            delete_missing: also delete schedules below `prefix` that are not declared.
+            prefix: beginning of ids; needed for `delete_missing`.
+
+        Raises:
+            InvalidRequest: a declaration does not fit its task, or the prefix is
+                missing; nothing was written.
+        """
+        self.registry.check()
+        return self.schedules.apply(
+            self.registry.declared(), delete_missing=delete_missing, prefix=prefix
+        )
+
     # Running.
 
     def worker(
@@ -416,6 +446,11 @@ class Headgate:
     def client(self) -> Client:
         """The client; the first use opens the store."""
         return self._runtime.open().client
+
+    @property
+    def schedules(self) -> Schedules:
+        """Jobs that come again; see `Client.schedules`."""
+        return self.client.schedules
 
     @property
     def inspect(self) -> Inspect:

@@ -26,6 +26,7 @@ from headgate_sync.lease import (
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.schedule import PeriodicOrigin
 from headgate_sync.store import TxHandle
 from headgate_sync.tracing import TraceContext, trace_of
 
@@ -125,13 +126,12 @@ class JobContext:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)
 
     @property
-    def periodic(self) -> tuple[str, datetime] | None:
-        """Schedule id and tick of a scheduled job."""
+    def periodic(self) -> PeriodicOrigin | None:
+        """The schedule and tick of a scheduled job; None for other jobs."""
         envelope = self._attempt.claim.envelope
-        if not envelope.periodic_schedule_id:
-            return None
-        tick = timedelta(milliseconds=envelope.periodic_tick_ms)
-        return envelope.periodic_schedule_id, datetime.fromtimestamp(0, UTC) + tick
+        return PeriodicOrigin.of(
+            envelope.periodic_schedule_id, envelope.periodic_tick_ms
+        )
 
     @property
     def trace(self) -> TraceContext | None:

@@ -133,6 +133,11 @@ class NotFound(StoreError):
         return cls(f"job {job_id} does not exist")
 
     @classmethod
+    def schedule(cls, schedule_id: str) -> NotFound:
+        """No schedule has this id."""
+        return cls(f"schedule {schedule_id} does not exist")
+
+    @classmethod
     def quarantine(cls, fingerprint: str) -> NotFound:
         """Nothing is quarantined under this fingerprint."""
         return cls(f"fingerprint {fingerprint} is not quarantined")
@@ -144,6 +149,10 @@ class InvalidRequest(StoreError, ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class SpecError(InvalidRequest):
+    """A schedule's spec is none, names an unknown zone, or never fires."""
 
 
 class StoreUnavailable(StoreError):

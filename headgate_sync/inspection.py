@@ -23,6 +23,8 @@ from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import TERMINAL
 from headgate_sync.operations import BulkRequest, OperationStatus
 from headgate_sync.policies import Policies
+from headgate_sync.schedule import PeriodicOrigin
+from headgate_sync.schedules import ScheduleRecords
 from headgate_sync.search import JobFilter
 from headgate_sync.validation import check_name, check_sequence
 
@@ -136,6 +138,11 @@ class JobSummary:
     error_code: str
     latency_ms: int | None
     replay_of: str
+
+    @property
+    def periodic_origin(self) -> PeriodicOrigin | None:
+        """The schedule and tick that made the job; None for other jobs."""
+        return PeriodicOrigin.of(self.periodic_schedule_id, self.periodic_tick_ms)
 
     @property
     def orphaned(self) -> bool:
@@ -263,7 +270,7 @@ def read_quarantine_cursor(cursor: str | None) -> tuple[int, str]:
     return int(at_ms), fingerprint
 
 
-class Inspect(Policies, Protocol):
+class Inspect(Policies, ScheduleRecords, Protocol):
     """Looking and steering. Every method blocks; any thread may call it.
 
     Looking waits for nobody, makes nobody wait, and is bounded: what a call reads does

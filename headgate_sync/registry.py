@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from headgate_sync.binding import Binding, FailureTest, RetryPolicy
 from headgate_sync.codec import JSON, Codec
 from headgate_sync.context import JobContext
+from headgate_sync.declared import Declared, periodic_target
 from headgate_sync.envelope import DEFAULT_QUEUE, Envelope
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.handlers import HANDLER_OPTIONS, Handler
@@ -32,6 +34,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+FT = TypeVar("FT", bound="FunctionTask[Any, Any]")
 
 
 class TaskDecorator(Protocol):
@@ -63,6 +66,7 @@ class Registry:
         self._handlers: dict[str, Handler] = {}  # by main kind
         self._bindings: dict[str, Binding] = {}  # by main kind, made at first use
         self._producers: list[Callable[[], Producer]] = []
+        self._declared: dict[str, Declared] = {}  # schedules by id
 
     def task(
         self,
@@ -195,17 +199,105 @@ class Registry:
         """Declare how payloads of another version are read; see `task.upcaster`."""
         return upcaster(task, from_version)
 
+    def periodic(
+        self,
+        spec: str | timedelta,
+        *,
+        id: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        on_missed: str = "skip",
+        backfill_limit: int = 0,
+        **options: Any,
+    ) -> Callable[[FT], FT]:
+        """Declare a schedule of a function task; stands above `task`.
+
+        Nothing is written here: workers with duties do at their start, and
+        `headgate cron sync`.
+
+        Args:
+            spec: see `cron.validate`.
+            id: of the schedule; the task's kind if left out. Several on one task need
+                ids of their own.
+            args: the payload of each job, by name.
+            on_missed: "skip", "run_once" or "backfill".
+            backfill_limit: most ticks that "backfill" fires at once.
+            **options: those of `CallOptions` that a schedule can give to each job.
+
+        Raises:
+            SpecError: the spec cannot be used.
+            InvalidRequest: arguments or options do not fit, or the id is declared.
+            TypeError: below it stands no function task.
+        """
+
+        def decorate(declared: FT) -> FT:
+            task = periodic_target(declared)
+            self._declare(
+                Declared(
+                    id=task.kind if id is None else id,
+                    target=task,
+                    spec=spec,
+                    args=dict(args or {}),
+                    on_missed=on_missed,
+                    backfill_limit=backfill_limit,
+                    options=options,
+                )
+            )
+            return declared
+
+        return decorate
+
+    def schedule(
+        self,
+        id: str,
+        job: Any,
+        spec: str | timedelta,
+        *,
+        on_missed: str = "skip",
+        backfill_limit: int = 0,
+        **options: Any,
+    ) -> None:
+        """Declare a schedule of any job; otherwise as `periodic`.
+
+        Args:
+            id: of the schedule.
+            job: `task.job(...)`, an instance of a payload class, an `Envelope`, or the
+                kind of a job without payload.
+            spec: see `cron.validate`.
+            on_missed: "skip", "run_once" or "backfill".
+            backfill_limit: most ticks that "backfill" fires at once.
+            **options: those of `CallOptions` that a schedule can give to each job.
+        """
+        self._declare(
+            Declared(
+                id=id,
+                target=job,
+                spec=spec,
+                on_missed=on_missed,
+                backfill_limit=backfill_limit,
+                options=options,
+            )
+        )
+
+    def declared(self) -> dict[str, Declared]:
+        """The declared schedules by id."""
+        with self._lock:
+            return dict(self._declared)
+
     def include(self, other: Registry) -> None:
         """Take over everything that another registry holds now.
 
         A payload class may be known to both; it may have a handler in one only.
 
         Raises:
-            InvalidRequest: a kind is registered in both. Nothing is taken over.
+            InvalidRequest: a kind is registered, or a schedule is declared, in both.
+                Nothing is taken over.
         """
         with other._lock:
             tasks, handlers = dict(other._tasks), dict(other._handlers)
+            declared = dict(other._declared)
         with self._lock:
+            for one in declared.values():
+                self._check_undeclared(one)
             for kind, task in tasks.items():
                 if self._tasks.get(kind) is not task:
                     self._check_free(task)
@@ -215,6 +307,7 @@ class Registry:
                     self._check_unhandled(kind)
             for kind, task in tasks.items():
                 self._keep(task, handlers.get(kind))
+            self._declared |= declared
 
     def serve(self, producer: Callable[[], Producer]) -> None:
         """Let the function tasks of this registry enqueue through a producer."""
@@ -231,6 +324,7 @@ class Registry:
         """
         with self._lock:
             tasks, handlers = dict(self._tasks), dict(self._handlers)
+            declared = dict(self._declared)
         faults = []
         for kind, task in tasks.items():
             try:
@@ -239,6 +333,11 @@ class Registry:
                     self.resolve(kind)
             except InvalidRequest as error:
                 faults.append(error.message)
+        for one in declared.values() if not faults else ():
+            try:
+                one.check()
+            except InvalidRequest as error:
+                faults.append(f"{one.label}: {error.message}")
         if faults:
             raise InvalidRequest("\n".join(faults))
 
@@ -279,6 +378,18 @@ class Registry:
         for index, name in enumerate(names):
             if name in self._main_kinds or name in names[:index]:
                 raise InvalidRequest(f"kind `{name}` is registered more than once")
+
+    def _declare(self, declared: Declared) -> None:
+        with self._lock:
+            self._check_undeclared(declared)
+            self._declared[declared.id] = declared
+
+    def _check_undeclared(self, declared: Declared) -> None:
+        if self._declared.get(declared.id, declared) is not declared:
+            raise InvalidRequest(
+                f"schedule `{declared.id}` is declared more than once; "
+                "give each an id of its own"
+            )
 
     def _check_unhandled(self, kind: str) -> None:
         if kind in self._handlers:

@@ -17,12 +17,15 @@ VALUES, RULES, PORTS, STORES, RUNTIME, EDGES = range(1, 7)
 LAYERS = {
     "errors": 0,
     "codec": VALUES,
+    "cron": VALUES,
     "durations": VALUES,
     "envelope": VALUES,
     "identity": VALUES,
     "ids": VALUES,
     "lease": VALUES,
     "lifecycle": VALUES,
+    "pages": VALUES,
+    "schedule": VALUES,
     "scalars": VALUES,
     "search": VALUES,
     "signals": VALUES,
@@ -36,6 +39,7 @@ LAYERS = {
     "validation": RULES,
     "inspection": PORTS,
     "policies": PORTS,
+    "schedules": PORTS,
     "store": PORTS,
     "memory": STORES,
     "postgres": STORES,
@@ -44,6 +48,7 @@ LAYERS = {
     "cancel": RUNTIME,
     "client": RUNTIME,
     "context": RUNTIME,
+    "declared": RUNTIME,
     "forms": RUNTIME,
     "handlers": RUNTIME,
     "once": RUNTIME,
@@ -57,6 +62,7 @@ LAYERS = {
     "__main__": EDGES,
     "app": EDGES,
     "demo": EDGES,
+    "deploy": EDGES,
     "embedded": EDGES,
     "progress": EDGES,
     "runtime": EDGES,
@@ -64,6 +70,7 @@ LAYERS = {
     "worker.__main__": EDGES,
 }
 DRIVER = {"psycopg", "psycopg_pool"}
+OWN = {"postgres": DRIVER, "cron": {"cronsim"}}
 OUTSIDE = {
     0: set(),
     VALUES: {"attrs"},
@@ -119,7 +126,7 @@ def fault(module: str, imported: str) -> str | None:
     if imported == "headgate_sync.__version__" and layer == EDGES:
         return None
     if top != "headgate_sync":
-        allowed = OUTSIDE[layer] | (DRIVER if own == "postgres" else set())
+        allowed = OUTSIDE[layer] | OWN.get(own, set())
         if top in sys.stdlib_module_names or top in allowed:
             return None
         return f"{module} imports {top}"

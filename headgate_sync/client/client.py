@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from attrs import evolve
 
+from headgate_sync.client.schedules import Schedules
 from headgate_sync.client.tx import join
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import Envelope, fingerprint
@@ -121,7 +122,7 @@ class Client:
         self._pipeline = pipeline
         self._pace = pace
         self._immediate = tx == "immediate"
-        self._new_id = UlidGenerator()
+        self.new_id = UlidGenerator()
         self._pid = os.getpid()
         self._watch_lock = threading.Lock()  # guards the next field
         self._watch: Watch | None = None
@@ -288,6 +289,11 @@ class Client:
         while chunk := list(islice(jobs, size)):
             yield self.enqueue_many(chunk, identity=identity)
 
+    @property
+    def schedules(self) -> Schedules:
+        """Jobs that come again."""
+        return Schedules(self)
+
     def envelope(self, job: Any, /, **options: Any) -> Envelope:
         """What would be stored for a job, its id included.
 
@@ -350,35 +356,9 @@ class Client:
         id: str | None = None,
         change: Callable[[dict[str, Any]], None] | None = None,
     ) -> Envelope:
-        task = request.task
-        values = merged((request.options, task.options, self.defaults))
-        try:
-            fields = envelope_fields(values)
-            for option, name in (("partition", "partition_key"), ("rate_class",) * 2):
-                if values.get(option) is not None:
-                    fields[name] = request.render(option, values[option])
-            unique = unique_of(values.get("unique"))
-            if unique is not None:
-                fields |= unique.fields()
-                fields["unique_key"] = (
-                    request.digest()
-                    if unique.key is True
-                    else request.render("unique", unique.key).encode()
-                )
-            if change is not None:
-                change(fields)
-            return Envelope(
-                id=id or values.get("id") or self._new_id(),
-                kind=task.kind,
-                schema_version=task.version,
-                payload=request.data,
-                fingerprint=fingerprint(task.kind, request.data),
-                **fields,
-            )
-        except InvalidRequest as error:
-            if error.message.startswith(task.label):
-                raise
-            raise InvalidRequest(f"{task.label}: {error.message}") from error
+        return build_envelope(
+            request, self.defaults, self.new_id, id=id, change=change
+        )
 
     def authorize(
         self, batch: Sequence[Envelope], *, identity: Identity | None = None
@@ -524,6 +504,57 @@ def _warn_in_handler(handle: JobHandle) -> None:
         "when every slot waits, nobody runs what they wait for",
         *(running.job_id, running.queue, handle.id, handle.queue),
     )
+
+
+def build_envelope(
+    request: JobRequest,
+    defaults: TaskOptions,
+    new_id: Callable[[], str],
+    *,
+    id: str | None = None,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> Envelope:
+    """What would be stored for a request whose call and task leave the rest open.
+
+    Args:
+        request: the job.
+        defaults: what they leave open.
+        new_id: makes an id where none is given.
+        id: in the place of any other.
+        change: gets the fields before they are judged.
+
+    Raises:
+        InvalidRequest: the job cannot be sent.
+    """
+    task = request.task
+    values = merged((request.options, task.options, defaults))
+    try:
+        fields = envelope_fields(values)
+        for option, name in (("partition", "partition_key"), ("rate_class",) * 2):
+            if values.get(option) is not None:
+                fields[name] = request.render(option, values[option])
+        unique = unique_of(values.get("unique"))
+        if unique is not None:
+            fields |= unique.fields()
+            fields["unique_key"] = (
+                request.digest()
+                if unique.key is True
+                else request.render("unique", unique.key).encode()
+            )
+        if change is not None:
+            change(fields)
+        return Envelope(
+            id=id or values.get("id") or new_id(),
+            kind=task.kind,
+            schema_version=task.version,
+            payload=request.data,
+            fingerprint=fingerprint(task.kind, request.data),
+            **fields,
+        )
+    except InvalidRequest as error:
+        if error.message.startswith(task.label):
+            raise
+        raise InvalidRequest(f"{task.label}: {error.message}") from error
 
 
 def _handle(envelope: Envelope, **differing: Any) -> JobHandle:

@@ -29,6 +29,7 @@ from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import WAITING, Event, refused, sources_of
 from headgate_sync.memory.explanation import facts_of
 from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_of
+from headgate_sync.memory.schedules import MemSchedules
 from headgate_sync.memory.state import Job
 from headgate_sync.memory.upkeep import MemUpkeep
 from headgate_sync.search import JobFilter, read_cursor
@@ -42,7 +43,7 @@ from headgate_sync.validation import (
 )
 
 
-class MemInspect(MemUpkeep):
+class MemInspect(MemUpkeep, MemSchedules):
     """`Inspect` over the rows."""
 
     def get_job(

@@ -164,5 +164,7 @@ def snapshot_of(rows: Rows) -> dict[str, Any]:
         },
         "queues": {k: v for k, v in policies.items() if v != (False, 1, 0, 0)},
         "partitions": {k: v for k, v in shares.items() if v != (0, 0, 0, None)},
+        "schedules": dict(rows.schedules),
+        "schedule_events": {k: list(v) for k, v in rows.schedule_events.items()},
         "class_inflight": {k: v for k, v in rows.class_inflight.items() if v},
     }

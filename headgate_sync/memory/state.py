@@ -31,6 +31,7 @@ from headgate_sync.retry import (
     DEFAULT_RETRY_CAP_MS,
     check_option,
 )
+from headgate_sync.schedule import Schedule, ScheduleEvent
 
 MINUTE_MS = 60_000
 HOLD_QUARANTINE = "quarantine"
@@ -290,6 +291,8 @@ class Rows:
         throttle: effective key -> (job id, end of the window).
         duties: name -> (holder, end of the lease).
         class_inflight: running jobs by rate class.
+        schedules: by id.
+        schedule_events: by schedule id, oldest first.
         lane_filled: called when a lane got its first ready job.
     """
 
@@ -309,6 +312,9 @@ class Rows:
     duties: dict[str, tuple[str, int]] = Factory(dict)
     queues: dict[str, Queue] = Factory(dict)
     class_inflight: dict[str, int] = Factory(dict)
+    schedules: dict[str, Schedule] = Factory(dict)
+    schedule_events: dict[str, list[ScheduleEvent]] = Factory(dict)
+    newest_event_id: int = 0
     lane_filled: Callable[[Lane], None] = lambda lane: None
     _next_seq: int = 1
 

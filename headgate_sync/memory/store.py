@@ -305,6 +305,8 @@ class MemStore:
             return any(rows.suspects.values())
         if name == "operations":
             return self._inspect.has_open_operations()
+        if name == "scheduler":
+            return bool(self._inspect.due_schedules(1)[0])
         return True
 
     # For tests.

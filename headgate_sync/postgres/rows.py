@@ -15,6 +15,7 @@ from headgate_sync.lease import (
     Checkpoint,
     Claim,
 )
+from headgate_sync.schedule import OnMissed, Schedule
 
 Row = Sequence[Any]
 
@@ -147,3 +148,15 @@ def _headers(text: str) -> Mapping[str, str]:
     if not isinstance(stored, dict):
         return _NO_HEADERS
     return MappingProxyType({k: v for k, v in stored.items() if isinstance(v, str)})
+
+
+def schedule_of(row: Row) -> Schedule:
+    """A schedule from its row, also one that no constructor would let pass."""
+    head, headers, tags, sticky, on_missed, tail = (
+        row[:12], row[12], row[13], row[14], row[15], row[16:],
+    )  # fmt: skip
+    values = (
+        *head, MappingProxyType(headers) if headers else _NO_HEADERS, tuple(tags),
+        sticky, OnMissed(on_missed), *tail,
+    )  # fmt: skip
+    return Schedule.from_stored(values)

@@ -17,6 +17,7 @@ from headgate_sync.envelope import MAX_INT64, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
+from headgate_sync.worker.scheduler import PeriodicHook
 
 if TYPE_CHECKING:
     from headgate_sync.client import Client
@@ -81,7 +82,7 @@ class WorkerConfig:
         worker_id: stable identity for sticky jobs; None makes one from host and
             process.
         run_duties: take part in the fleet's upkeep (reclaim, promote, quarantine,
-            retention).
+            retention, schedules).
         duty_interval: how often the upkeep is looked at.
         catch_base_exceptions: a handler's `SystemExit` and the like are failed
             attempts. With False the thread ends without an ack, and the lost lease
@@ -98,6 +99,8 @@ class WorkerConfig:
         producer: the client behind `ctx.client`; None makes one over the worker's
             store.
         unknown_kind: what happens to jobs of unknown kind.
+        periodic_hooks: called around every enqueue of a schedule's tick.
+        sync_schedules: apply the declared schedules at the start, with `run_duties`.
     """
 
     queues: tuple[str, ...] = field(default=("default",), converter=_queues)
@@ -118,6 +121,8 @@ class WorkerConfig:
     retry: RetryPolicy | None = None
     producer: Client | None = None
     unknown_kind: HandBack = HAND_BACK
+    periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=tuple)
+    sync_schedules: bool = True
 
     def __attrs_post_init__(self) -> None:
         if not self.queues:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from headgate_sync.errors import StoreError
+from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
 from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
 from headgate_sync.store import Store
+from headgate_sync.worker.scheduler import PeriodicHook, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,13 @@ class Duty:
 
 
 class Duties:
-    """Asks once per interval which duties this worker holds, and does the due ones."""
+    """Asks once per interval which duties this worker holds, and does the due ones.
+
+    Args:
+        hooks: see `Scheduler`.
+        at_start: done once, before the first tick; again at the next step as long as
+            the store does not answer.
+    """
 
     def __init__(
         self,
@@ -101,18 +108,23 @@ class Duties:
         *,
         interval_ms: int,
         now_s: Callable[[], float],
+        hooks: Sequence[PeriodicHook] = (),
+        at_start: Callable[[], object] | None = None,
     ) -> None:
         self._store = store
         self._holder = holder
         self._interval_ms = interval_ms
         self._now_s = now_s
-        self._duties = {duty.name: duty for duty in built_in_duties(store, now_s)}
+        self._at_start = at_start
+        duties = built_in_duties(store, now_s, hooks)
+        self._duties = {duty.name: duty for duty in duties}
         self._next_s = now_s() + interval_ms / 1000
         self.held: frozenset[str] = frozenset()
 
     def step(self) -> float:
         """Tick if it is time; returns the local instant of the next tick."""
         now_s = self._now_s()
+        self._begin()
         if now_s < self._next_s:
             return self._next_s
         names = [duty.name for duty in self._duties.values() if not duty.hangs]
@@ -145,6 +157,18 @@ class Duties:
                 self._release(duty.name)
         self.held = frozenset()
 
+    def _begin(self) -> None:
+        if self._at_start is None:
+            return
+        try:
+            self._at_start()
+        except StoreUnavailable as error:
+            logger.warning("duties: %s; tried again at the next tick", error)
+            return
+        except StoreError as error:
+            logger.error("declared schedules are not applied: %s", error)
+        self._at_start = None
+
     def _release(self, name: str) -> None:
         try:
             self._store.release_duty(name, self._holder)
@@ -152,7 +176,9 @@ class Duties:
             logger.warning("duty %s not released, its lease runs out: %s", name, error)
 
 
-def built_in_duties(store: Store, now_s: Callable[[], float]) -> list[Duty]:
+def built_in_duties(
+    store: Store, now_s: Callable[[], float], hooks: Sequence[PeriodicHook] = ()
+) -> list[Duty]:
     """The duties that this store can do."""
     duties = [
         Duty("reclaimer", lambda: _reclaim(store), now_s=now_s),
@@ -168,6 +194,10 @@ def built_in_duties(store: Store, now_s: Callable[[], float]) -> list[Duty]:
     if inspect is not None:
         duties.append(Duty("quarantine", lambda: _quarantine(inspect), now_s=now_s))
         duties.append(Duty("operations", lambda: _operate(inspect), now_s=now_s))
+        scheduler = Scheduler(store, hooks, now_s=now_s)
+        duties.append(
+            Duty("scheduler", lambda: scheduler.sweep().unfinished, now_s=now_s)
+        )
     return duties
 
 

@@ -141,7 +141,12 @@ class Worker:
         self._duties: Duties | None = None
         if config.run_duties:
             self._duties = Duties(
-                store, self.worker_id, interval_ms=config.duty_interval_ms, now_s=now_s
+                store,
+                self.worker_id,
+                interval_ms=config.duty_interval_ms,
+                now_s=now_s,
+                hooks=config.periodic_hooks,
+                at_start=self._apply_schedules if config.sync_schedules else None,
             )
         self._loops = {
             "watchdog": self._loop("watchdog", self._watch.step),
@@ -170,7 +175,8 @@ class Worker:
             How it ended. With `abandoned` above 0 the process must end with `os._exit`.
 
         Raises:
-            ConfigurationError: a handler declares a result and the store keeps none.
+            ConfigurationError: a handler declares a result and the store keeps none, or
+                schedules are declared and the store keeps none.
             InvalidRequest: faults of the registry, all at once.
             RuntimeError: the worker was made before a fork, or has run already.
         """
@@ -256,8 +262,22 @@ class Worker:
         except Exception as error:  # the top of a thread; handed to the user's thread
             self._error = error
 
+    def _apply_schedules(self) -> None:
+        declared = self._registry.declared()
+        if declared:
+            self._client().schedules.apply(declared)
+
     def _check_registry(self) -> None:
         self._registry.check()
+        if (
+            self._config.run_duties
+            and self._config.sync_schedules
+            and self._registry.declared()
+            and self._store.inspect is None
+        ):
+            raise ConfigurationError(
+                "schedules are declared, and this store cannot keep any"
+            )
         if self._store.results is not None:
             return
         declaring = [

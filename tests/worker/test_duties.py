@@ -14,7 +14,9 @@ from headgate_sync.worker.duties import Duties
 from tests.builders import DAY_MS, bring_to, claim_one, enqueue, state_of
 from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for
 
-NAMES = {"operations", "reclaimer", "promoter", "quarantine", "retention"}
+NAMES = {
+    "operations", "promoter", "quarantine", "reclaimer", "retention", "scheduler",
+}  # fmt: skip
 
 
 class Ticking:
@@ -236,11 +238,13 @@ def test_a_fault_of_the_promotion_does_not_stop_the_gates_books(postgres: Any) -
     assert maintenance.count("gate_fold") == 1
 
 
-def test_a_store_without_inspection_has_no_quarantine_duty(store: Any) -> None:
+def test_a_store_without_inspection_has_neither_quarantine_nor_schedules(
+    store: Any,
+) -> None:
     ticking = Ticking(store)
     ticking.tap.__dict__["inspect"] = None
     duties = Duties(ticking.tap, "w1", interval_ms=1_000, now_s=ticking.steps)
     ticking.steps.advance(1)
     duties.step()
-    assert duties.held == NAMES - {"operations", "quarantine"}
+    assert duties.held == NAMES - {"operations", "quarantine", "scheduler"}
     duties.release(PATIENCE_S)

@@ -51,6 +51,12 @@ SELECT held.name,
       WHERE job.retention_ms > 0 AND job.state IN ({evictable})
       ORDER BY job.finalized_at_ms + job.retention_ms, job.seq
       LIMIT 1), false)
+    WHEN 'scheduler' THEN coalesce(clock.now_ms >= (
+      SELECT schedule.next_run_ms
+      FROM {schema}.headgate_schedule AS schedule
+      WHERE NOT schedule.paused
+      ORDER BY schedule.next_run_ms, schedule.id
+      LIMIT 1), false)
     WHEN 'quarantine' THEN EXISTS (
       SELECT FROM {schema}.headgate_quarantine AS registered
       CROSS JOIN LATERAL (
