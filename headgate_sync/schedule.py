@@ -17,6 +17,7 @@ from headgate_sync.envelope import (
     MAX_INT32,
     MAX_INT64,
     Envelope,
+    check_bytes,
     check_int,
     check_text,
     fingerprint,
@@ -144,6 +145,8 @@ class ScheduleDef:
     backfill_limit: int = 0
 
     def __attrs_post_init__(self) -> None:
+        check_text("kind", self.kind)
+        check_bytes("payload", self.payload)
         # In an envelope 0 stands for the default; here it would be read differently.
         for name in ("schema_version", "weight", "max_attempts"):
             check_int(name, getattr(self, name), 1, MAX_INT32)
