@@ -1,0 +1,200 @@
+"""Nodes that are killed and a clock that jumps: no tick lost, none doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from headgate_sync.cron import next_after
+from headgate_sync.envelope import Envelope
+from headgate_sync.postgres.migrate import migrate_up
+from headgate_sync.postgres.store import PgStore
+from headgate_sync.schedule import Schedule
+from headgate_sync.worker.scheduler import scheduler_sweep
+from tests import testschema
+from tests.builders import START_MS, steer
+from tests.crash.fleet import ROOT
+from tests.servers import new_database
+
+pytestmark = pytest.mark.crash
+
+PATIENCE_S = 60.0
+PLAIN = Envelope(
+    id="plain", kind="plain", payload=b"{}", queue="crash", retention_ms=3_600_000
+)
+SPECS = {
+    "second": "* * * * * *",
+    "often": "@every:700",
+    "minute": "* * * * *",
+    "zoned": "CRON_TZ=Europe/Berlin */5 * * * *",
+}
+
+
+class Node:
+    """One sweeping process."""
+
+    def __init__(self, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.ticker", url],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextmanager
+def nodes(url: str, count: int) -> Iterator[list[Node]]:
+    started: list[Node] = []
+    try:
+        while len(started) < count:
+            started.append(Node(url))
+        yield started
+    finally:
+        for node in started:
+            node.kill()
+
+
+@pytest.fixture
+def database(server_url: str) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+    """A database whose clock the test moves."""
+    with new_database(server_url) as url:
+        migrate_up(url)
+        with psycopg.connect(url, autocommit=True) as connection:
+            testschema.install_clock(connection, "headgate")
+            yield url, connection
+
+
+def test_nodes_that_are_killed_at_any_point_lose_and_double_no_tick(database):
+    """Also when the store's clock steps far ahead, and back."""
+    url, admin = database
+    luck, pause = random.Random(11), threading.Event()
+    store = PgStore.connect(url, pool_size=2)
+
+    def set_clock(now_ms: int) -> None:
+        admin.execute(
+            "UPDATE headgate.headgate_test_clock SET frozen_at_ms = %s", [now_ms]
+        )
+
+    now_ms = START_MS
+    set_clock(now_ms)
+    for id, spec in SPECS.items():
+        steer(store).upsert_schedule(
+            Schedule(
+                id=id, kind="k", spec=spec, next_run_ms=next_after(spec, now_ms),
+                on_missed="backfill", backfill_limit=1_000,
+            )
+        )  # fmt: skip
+    highest_ms, killed = now_ms, 0
+    with nodes(url, 3) as running:
+        until_s = time.monotonic() + 15
+        while time.monotonic() < until_s:
+            now_ms += luck.choice([300, 1_000, 2_500, 60_000, 400_000, -50_000])
+            set_clock(now_ms)
+            highest_ms = max(highest_ms, now_ms)
+            pause.wait(luck.uniform(0.0, 0.05))
+            if luck.random() < 0.2:
+                victim = running.pop(luck.randrange(len(running)))
+                victim.kill()
+                killed += 1
+                running.append(Node(url))
+    assert killed >= 10
+    set_clock(highest_ms)
+    scheduler_sweep(store)
+    rows = admin.execute(
+        "SELECT periodic_schedule_id, periodic_tick_ms FROM headgate.headgate_job"
+    ).fetchall()
+    assert max(Counter(rows).values()) == 1
+    for id, spec in SPECS.items():
+        expected, at_ms = [], START_MS
+        while (at_ms := next_after(spec, at_ms)) <= highest_ms:
+            expected.append(at_ms)
+        assert sorted(tick for name, tick in rows if name == id) == expected, id
+        one = steer(store).get_schedule(id)
+        assert one is not None
+        assert one.next_run_ms == next_after(spec, highest_ms)
+        newest = steer(store).list_schedule_events(id, limit=100)
+        assert len(newest) == min(100, len(expected))
+        assert {event.outcome.value for event in newest} == {"enqueued"}
+    store.close()
+
+
+def test_the_holder_killed_just_before_a_tick_is_followed_within_its_lease(fleet):
+    """Workers, their duties and the real clock: the tick comes late, but comes once."""
+    client = fleet.facade.client
+    fleet.start_ready()
+    fleet.start_ready()
+    for round in range(3):
+        now_ms = steer(fleet.facade.store).store_now_ms()
+        tick_ms = now_ms + 1_500
+        id = f"killed-{round}"
+        client.schedules.upsert(
+            id, PLAIN, "@every 365d",
+            start_at=_instant(tick_ms),
+        )  # fmt: skip
+        [holder] = fleet.query(
+            "SELECT holder FROM headgate.headgate_duty WHERE name = 'scheduler'"
+        )[0]
+        fleet.wait_for(
+            lambda tick_ms=tick_ms: (
+                steer(fleet.facade.store).store_now_ms() >= tick_ms - 100
+            ),
+            "shortly before the tick",
+        )
+        victim = next(p for p in fleet.processes if f"-{p.pid}-" in holder)
+        victim.kill()
+        job_id = f"sched-{id}-{tick_ms}"
+        fleet.wait_for(
+            lambda job_id=job_id: fleet.facade.get(job_id) is not None, "it fired"
+        )
+        late_ms = fleet.job(job_id).enqueued_at_ms - tick_ms
+        assert 0 <= late_ms <= 4_000
+        [fired] = client.schedules.events(id).items
+        assert (fired.tick_ms, fired.job_id) == (tick_ms, job_id)
+        fleet.start_ready()
+
+
+def _instant(at_ms: int) -> Any:
+    from datetime import UTC, datetime, timedelta
+
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)
+
+
+def test_workers_of_one_name_make_one_job_per_tick(fleet):
+    """Identity by name would make each of them the leader."""
+    fleet.facade.client.schedules.upsert(
+        "fast", PLAIN, "@every 500ms",
+        on_missed="backfill", backfill_limit=100,
+    )  # fmt: skip
+    for _ in range(3):
+        fleet.start("--worker-id", "same")
+    fleet.wait_for(
+        lambda: len(fleet.facade.schedules.events("fast", limit=100).items) >= 12,
+        "twelve ticks",
+    )
+    found = fleet.facade.schedules.events("fast", limit=100).items
+    ticks = [event.tick_ms for event in reversed(found)]
+    assert ticks == list(range(ticks[0], ticks[-1] + 1, 500))
+    assert {event.outcome.value for event in found} == {"enqueued"}
+    fleet.wait_for(
+        lambda: all(fleet.state(e.job_id) == "completed" for e in found), "all ran"
+    )
+    assert all(len(fleet.runs(event.job_id)) == 1 for event in found)
