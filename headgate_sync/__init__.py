@@ -93,6 +93,9 @@ if TYPE_CHECKING:
         ShutdownRequested as ShutdownRequested,
     )
     from headgate_sync.errors import (
+        SpecError as SpecError,
+    )
+    from headgate_sync.errors import (
         StaleCheckpoint as StaleCheckpoint,
     )
     from headgate_sync.errors import (
@@ -194,6 +197,7 @@ _HOMES = {
         "MalformedPayload",
         "NotFound",
         "ShutdownRequested",
+        "SpecError",
         "StaleCheckpoint",
         "StoreConflict",
         "StoreError",

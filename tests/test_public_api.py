@@ -31,7 +31,7 @@ PUBLIC = {
     # what stores raise
     "BackendError", "Backpressure", "DuplicateJob", "FingerprintQuarantined",
     "HeadgateError", "IdConflict", "InvalidRequest", "LeaseRejected", "NotFound",
-    "StoreConflict", "StoreError", "StoreUnavailable",
+    "SpecError", "StoreConflict", "StoreError", "StoreUnavailable",
     # what programs raise
     "CodecError", "ConfigurationError", "ExtractionError", "MalformedPayload",
     "StaleCheckpoint", "UnknownSchemaVersion", "Unsupported",
