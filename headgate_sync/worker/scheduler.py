@@ -115,6 +115,7 @@ class Scheduler:
     Args:
         store: without inspection there is nothing to do.
         hooks: called around every enqueue, in this order.
+        budget_s: after which a sweep ends; the next one goes on behind it.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Scheduler:
         self._told: dict[tuple[str, int, str], float] = {}  # when it was recorded
 
     def sweep(self) -> SweepReport:
-        """Fire what is due, page by page, for about a second.
+        """Fire what is due, page by page, until the time is up.
 
         Raises:
             StoreUnavailable: the store did not answer; the next sweep goes on.
@@ -148,14 +149,14 @@ class Scheduler:
         while True:
             page, now_ms = inspect.due_schedules(DUE_PAGE, after)
             for schedule in page:
+                # Behind the last one seen: schedules that keep failing stay in front.
+                after = (schedule.next_run_ms, schedule.id)
                 self._judge(inspect, schedule, now_ms, report)
+                if self._now_s() - began_s >= self._budget_s:
+                    self._after = after
+                    report.unfinished = True
+                    return report
             if len(page) < DUE_PAGE:
-                return report
-            # Behind the last one seen: schedules that keep failing stay in front.
-            after = (page[-1].next_run_ms, page[-1].id)
-            if self._now_s() - began_s >= self._budget_s:
-                self._after = after
-                report.unfinished = True
                 return report
 
     def _judge(
@@ -398,9 +399,9 @@ def _copy(attempt: PeriodicAttempt) -> PeriodicAttempt:
 
 
 def scheduler_sweep(store: Store, hooks: Sequence[PeriodicHook] = ()) -> SweepReport:
-    """Fire what is due once, by hand.
+    """Fire all that is due, by hand.
 
     Raises:
         StoreUnavailable: the store did not answer; what is due stays due.
     """
-    return Scheduler(store, hooks).sweep()
+    return Scheduler(store, hooks, budget_s=float("inf")).sweep()

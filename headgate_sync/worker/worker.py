@@ -265,7 +265,11 @@ class Worker:
     def _apply_schedules(self) -> None:
         declared = self._registry.declared()
         if declared:
-            self._client().schedules.apply(declared)
+            from headgate_sync.client import Client
+
+            # The producer's defaults, and this worker's store.
+            client = Client(self._store, defaults=self._client().defaults)
+            client.schedules.apply(declared)
 
     def _check_registry(self) -> None:
         self._registry.check()

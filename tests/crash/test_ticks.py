@@ -32,6 +32,7 @@ pytestmark = pytest.mark.crash
 
 PATIENCE_S = 60.0
 KILLS = 10
+HOLDER = "SELECT holder FROM headgate.headgate_duty WHERE name = 'scheduler'"
 PLAIN = Envelope(
     id="plain", kind="plain", payload=b"{}", queue="crash", retention_ms=3_600_000
 )
@@ -120,7 +121,7 @@ def test_nodes_that_are_killed_at_any_point_lose_and_double_no_tick(database):
                 pause.wait(luck.uniform(0.0, 0.05))
                 give_up_at_s = time.monotonic() + PATIENCE_S
                 # Further behind, the policy would rightly leave ticks out.
-                while highest_ms - anchor_ms("second") > 500_000:
+                while highest_ms - min(map(anchor_ms, SPECS)) > 300_000:
                     assert time.monotonic() < give_up_at_s, "nobody fires"
                     set_clock(highest_ms)
                     pause.wait(0.01)
@@ -157,9 +158,8 @@ def test_the_holder_killed_just_before_a_tick_is_followed_within_its_lease(fleet
             id, PLAIN, "@every 365d",
             start_at=_instant(tick_ms),
         )  # fmt: skip
-        [holder] = fleet.query(
-            "SELECT holder FROM headgate.headgate_duty WHERE name = 'scheduler'"
-        )[0]
+        fleet.wait_for(lambda: bool(fleet.query(HOLDER)), "the duty is held")
+        [(holder,)] = fleet.query(HOLDER)
         fleet.wait_for(
             lambda tick_ms=tick_ms: (
                 steer(fleet.facade.store).store_now_ms() >= tick_ms - 100
