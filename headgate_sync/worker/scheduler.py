@@ -273,6 +273,11 @@ class Scheduler:
                 result = FireResult(FireStatus.STOPPED, (fired(batch[0], error),))
             for attempt in attempts:
                 self._end_after_commit(attempt, result)
+            if isinstance(refusal, StoreUnavailable):
+                now = inspect.get_schedule(schedule.id)
+                if now is None or now.next_run_ms != from_ms:
+                    # Only the answer was lost, or another node was faster.
+                    return done, FireStatus.LOST
             if refusal is not None:
                 self._record_failure(inspect, schedule, result.ticks[0])
             self._remember(schedule, result.ticks)
