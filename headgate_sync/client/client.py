@@ -122,7 +122,7 @@ class Client:
         self._pipeline = pipeline
         self._pace = pace
         self._immediate = tx == "immediate"
-        self.new_id = UlidGenerator()
+        self._new_id = UlidGenerator()
         self._pid = os.getpid()
         self._watch_lock = threading.Lock()  # guards the next field
         self._watch: Watch | None = None
@@ -356,9 +356,35 @@ class Client:
         id: str | None = None,
         change: Callable[[dict[str, Any]], None] | None = None,
     ) -> Envelope:
-        return build_envelope(
-            request, self.defaults, self.new_id, id=id, change=change
-        )
+        task = request.task
+        values = merged((request.options, task.options, self.defaults))
+        try:
+            fields = envelope_fields(values)
+            for option, name in (("partition", "partition_key"), ("rate_class",) * 2):
+                if values.get(option) is not None:
+                    fields[name] = request.render(option, values[option])
+            unique = unique_of(values.get("unique"))
+            if unique is not None:
+                fields |= unique.fields()
+                fields["unique_key"] = (
+                    request.digest()
+                    if unique.key is True
+                    else request.render("unique", unique.key).encode()
+                )
+            if change is not None:
+                change(fields)
+            return Envelope(
+                id=id or values.get("id") or self._new_id(),
+                kind=task.kind,
+                schema_version=task.version,
+                payload=request.data,
+                fingerprint=fingerprint(task.kind, request.data),
+                **fields,
+            )
+        except InvalidRequest as error:
+            if error.message.startswith(task.label):
+                raise
+            raise InvalidRequest(f"{task.label}: {error.message}") from error
 
     def authorize(
         self, batch: Sequence[Envelope], *, identity: Identity | None = None
@@ -504,57 +530,6 @@ def _warn_in_handler(handle: JobHandle) -> None:
         "when every slot waits, nobody runs what they wait for",
         *(running.job_id, running.queue, handle.id, handle.queue),
     )
-
-
-def build_envelope(
-    request: JobRequest,
-    defaults: TaskOptions,
-    new_id: Callable[[], str],
-    *,
-    id: str | None = None,
-    change: Callable[[dict[str, Any]], None] | None = None,
-) -> Envelope:
-    """What would be stored for a request whose call and task leave the rest open.
-
-    Args:
-        request: the job.
-        defaults: what they leave open.
-        new_id: makes an id where none is given.
-        id: in the place of any other.
-        change: gets the fields before they are judged.
-
-    Raises:
-        InvalidRequest: the job cannot be sent.
-    """
-    task = request.task
-    values = merged((request.options, task.options, defaults))
-    try:
-        fields = envelope_fields(values)
-        for option, name in (("partition", "partition_key"), ("rate_class",) * 2):
-            if values.get(option) is not None:
-                fields[name] = request.render(option, values[option])
-        unique = unique_of(values.get("unique"))
-        if unique is not None:
-            fields |= unique.fields()
-            fields["unique_key"] = (
-                request.digest()
-                if unique.key is True
-                else request.render("unique", unique.key).encode()
-            )
-        if change is not None:
-            change(fields)
-        return Envelope(
-            id=id or values.get("id") or new_id(),
-            kind=task.kind,
-            schema_version=task.version,
-            payload=request.data,
-            fingerprint=fingerprint(task.kind, request.data),
-            **fields,
-        )
-    except InvalidRequest as error:
-        if error.message.startswith(task.label):
-            raise
-        raise InvalidRequest(f"{task.label}: {error.message}") from error
 
 
 def _handle(envelope: Envelope, **differing: Any) -> JobHandle:

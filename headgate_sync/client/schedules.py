@@ -14,6 +14,7 @@ from headgate_sync.declared import Declared
 from headgate_sync.durations import instant_ms
 from headgate_sync.envelope import MAX_INT64, Envelope, check_text, fingerprint
 from headgate_sync.errors import InvalidRequest, NotFound, Unsupported
+from headgate_sync.ids import UlidGenerator
 from headgate_sync.inspection import Inspect
 from headgate_sync.options import (
     UNSET,
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SCHEDULES = 100
 MAX_RUN_KEY_BYTES = 255
+
+_new_id = UlidGenerator()
 
 
 @frozen(kw_only=True)
@@ -184,7 +187,7 @@ class Schedules:
             raise NotFound.schedule(id)
         return self._client.enqueue_or_join(
             Envelope(
-                id=self._client.new_id(),
+                id=_new_id(),
                 fingerprint=fingerprint(schedule.kind, schedule.payload),
                 unique_key=f"schedrun:{id}:{key}".encode(),
                 **{name: getattr(schedule, name) for name in JOB_FIELDS},

@@ -62,7 +62,7 @@ class PgSchedules:
     def get_schedule(self, schedule_id: str) -> Schedule | None:
         """One schedule, or None."""
         check_schedule_id(schedule_id)
-        rows = self._db.rows("get_schedule", schedule_id=schedule_id)
+        rows = self._db.look("get_schedule", schedule_id=schedule_id)
         return schedule_of(rows[0]) if rows else None
 
     def list_schedules(
@@ -72,7 +72,7 @@ class PgSchedules:
         check_int("limit", limit, 1, MAX_SCHEDULES)
         if cursor is not None:
             check_schedule_id(cursor)
-        rows = self._db.rows("list_schedules", cursor=cursor, max_schedules=limit)
+        rows = self._db.look("list_schedules", cursor=cursor, max_schedules=limit)
         return [schedule_of(row) for row in rows]
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:
@@ -139,7 +139,7 @@ class PgSchedules:
         check_int("limit", limit, 1, MAX_SCHEDULE_EVENTS)
         if before_event_id is not None:
             check_int("before_event_id", before_event_id, 0, MAX_INT64)
-        rows = self._db.rows(
+        rows = self._db.look(
             "list_schedule_events",
             schedule_id=schedule_id,
             before_event_id=before_event_id,
