@@ -299,7 +299,7 @@ class ScheduleEvent:
     recorded_at_ms: int = 0
 
     def __attrs_post_init__(self) -> None:
-        check_int("tick_ms", self.tick_ms, -MAX_INT64, MAX_INT64)
+        check_int("tick_ms", self.tick_ms, 1, MAX_INT64)
         check_text("job_id", self.job_id)
         size = len(check_text("reason", self.reason).encode())
         if size > MAX_REASON_BYTES:
@@ -382,10 +382,13 @@ def check_fire(
             at or after the next anchor.
     """
     check_schedule_id(schedule_id)
-    check_int("from_ms", from_ms, -MAX_INT64, MAX_INT64)
+    check_int("from_ms", from_ms, 1, MAX_INT64)
     check_int("to_ms", to_ms, 1, MAX_INT64)
     if not 1 <= len(ticks) <= MAX_TICKS:
         raise InvalidRequest(f"ticks has {len(ticks)} entries, allowed is 1 to 1,000")
+    for tick in ticks:
+        if not isinstance(tick, Envelope):
+            raise InvalidRequest(f"ticks must hold Envelope, got {type(tick).__name__}")
     instants = [tick.periodic_tick_ms for tick in ticks]
     if any(tick.periodic_schedule_id != schedule_id for tick in ticks):
         raise InvalidRequest(f"ticks must be jobs of schedule {schedule_id}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from headgate_sync.envelope import Envelope
+from headgate_sync.envelope import MAX_INT64, Envelope, check_int
+from headgate_sync.errors import InvalidRequest
 from headgate_sync.schedule import (
-    MAX_SCHEDULE_EVENTS,
     FireResult,
     Schedule,
     ScheduleEvent,
+    check_schedule_id,
 )
 
 MAX_SCHEDULES = 10_000
@@ -110,10 +111,26 @@ class FiresTicks(Protocol):
         ...
 
 
-__all__ = [
-    "DEFAULT_SCHEDULE_EVENTS",
-    "MAX_SCHEDULES",
-    "MAX_SCHEDULE_EVENTS",
-    "FiresTicks",
-    "ScheduleRecords",
-]
+def check_after(after: object) -> None:
+    """Check where a page of due schedules begins.
+
+    Raises:
+        InvalidRequest: neither None nor an instant with an id.
+    """
+    if after is None:
+        return
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise InvalidRequest("after must be a tuple of next_run_ms and id, or None")
+    check_int("after", after[0], 1, MAX_INT64)
+    check_schedule_id(after[1])
+
+
+def check_move(schedule_id: str, from_ms: int, to_ms: int) -> None:
+    """Check the arguments of `advance_schedule`.
+
+    Raises:
+        InvalidRequest: a bad id, or instants that are none.
+    """
+    check_schedule_id(schedule_id)
+    check_int("from_ms", from_ms, 1, MAX_INT64)
+    check_int("to_ms", to_ms, 1, MAX_INT64)

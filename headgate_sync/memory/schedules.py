@@ -22,8 +22,13 @@ from headgate_sync.schedule import (
     check_schedule_id,
     fired,
 )
-from headgate_sync.schedules import DEFAULT_SCHEDULE_EVENTS, MAX_SCHEDULES
-from headgate_sync.validation import validate_enqueue
+from headgate_sync.schedules import (
+    DEFAULT_SCHEDULE_EVENTS,
+    MAX_SCHEDULES,
+    check_after,
+    check_move,
+)
+from headgate_sync.validation import check_type, validate_enqueue
 
 
 class MemSchedules:
@@ -33,6 +38,7 @@ class MemSchedules:
 
     def upsert_schedule(self, schedule: Schedule) -> Schedule:
         """Create or replace a schedule."""
+        check_type("schedule", schedule, Schedule)
         schedules = self._rows.schedules
         with self._rows.lock:
             known = schedules.get(schedule.id)
@@ -70,6 +76,7 @@ class MemSchedules:
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:
         """Let a schedule fire or not."""
+        check_type("paused", paused, bool)
         with self._rows.lock:
             self._change(self._known(schedule_id), paused=paused)
 
@@ -83,6 +90,7 @@ class MemSchedules:
     ) -> tuple[list[Schedule], int]:
         """Schedules whose tick has come, and store time."""
         check_int("limit", limit, 1, MAX_SCHEDULES)
+        check_after(after)
         with self._rows.lock:
             now_ms = self._rows.clock.now_ms()
             due = [
@@ -96,8 +104,7 @@ class MemSchedules:
 
     def advance_schedule(self, schedule_id: str, from_ms: int, to_ms: int) -> bool:
         """Move the next tick, if it is still `from_ms`."""
-        check_schedule_id(schedule_id)
-        check_int("to_ms", to_ms, 1, MAX_INT64)
+        check_move(schedule_id, from_ms, to_ms)
         with self._rows.lock:
             row = self._rows.schedules.get(schedule_id)
             if row is None or row.next_run_ms != from_ms:
@@ -107,6 +114,7 @@ class MemSchedules:
 
     def record_schedule_event(self, event: ScheduleEvent) -> None:
         """Append to the audit trail."""
+        check_type("event", event, ScheduleEvent)
         with self._rows.lock:
             self._record(event)
 

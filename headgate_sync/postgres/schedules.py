@@ -30,7 +30,13 @@ from headgate_sync.schedule import (
     check_schedule_id,
     fired,
 )
-from headgate_sync.schedules import DEFAULT_SCHEDULE_EVENTS, MAX_SCHEDULES
+from headgate_sync.schedules import (
+    DEFAULT_SCHEDULE_EVENTS,
+    MAX_SCHEDULES,
+    check_after,
+    check_move,
+)
+from headgate_sync.validation import check_type
 
 # Answers of the database function, after which the transaction is as good as before.
 _ANSWERS = (
@@ -45,6 +51,7 @@ class PgSchedules:
 
     def upsert_schedule(self, schedule: Schedule) -> Schedule:
         """Create or replace a schedule."""
+        check_type("schedule", schedule, Schedule)
         values = {name: getattr(schedule, name) for name in SCHEDULE_FIELDS}
         del values["last_enqueued_ms"]
         values["headers"] = headers_json(schedule.headers)
@@ -77,6 +84,7 @@ class PgSchedules:
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:
         """Let a schedule fire or not."""
+        check_type("paused", paused, bool)
         check_schedule_id(schedule_id)
         if not self._db.rows(
             "set_schedule_paused", schedule_id=schedule_id, paused=paused
@@ -94,6 +102,7 @@ class PgSchedules:
     ) -> tuple[list[Schedule], int]:
         """Schedules whose tick has come, and store time."""
         check_int("limit", limit, 1, MAX_SCHEDULES)
+        check_after(after)
         after_ms, after_id = after or (None, None)
         rows = self._db.rows(
             "due_schedules", max_schedules=limit, after_ms=after_ms, after_id=after_id
@@ -103,8 +112,7 @@ class PgSchedules:
 
     def advance_schedule(self, schedule_id: str, from_ms: int, to_ms: int) -> bool:
         """Move the next tick, if it is still `from_ms`."""
-        check_schedule_id(schedule_id)
-        check_int("to_ms", to_ms, 1, MAX_INT64)
+        check_move(schedule_id, from_ms, to_ms)
         return bool(
             self._db.rows(
                 "advance_schedule",
@@ -116,6 +124,7 @@ class PgSchedules:
 
     def record_schedule_event(self, event: ScheduleEvent) -> None:
         """Append to the audit trail."""
+        check_type("event", event, ScheduleEvent)
 
         def write(session: Session) -> None:
             name = event.schedule_id
@@ -200,7 +209,7 @@ class PgSchedules:
         session.command(b"SAVEPOINT headgate_tick")
         refusal: StoreError | None = None
         try:
-            Intake(self._db).enqueue_within(session, [tick])
+            Intake(self._db).enqueue_in(session, [tick])
         except _ANSWERS as error:
             refusal = error
         except BackendError as error:

@@ -20,25 +20,32 @@ from headgate_sync.lease import (
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.operations import BulkAction, BulkRequest
 from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.schedule import Schedule, ScheduleEvent
 from headgate_sync.search import JobFilter
 from headgate_sync.store import CAPABILITIES, Store
 from tests.builders import envelope
 
 GOOD: dict[str, Any] = {
+    "after": (1, "s"),
     "acks": [Ack(lease=LeaseRef("a", "l", 1), outcome=Outcome.SUCCESS)],
     "at_ms": 5,
     "actual_weight": 1,
     "batch": [envelope("a")],
     "checkpoint": Checkpoint(),
+    "before_event_id": 5,
     "bucket_ms": 60_000,
     "cursor": None,
     "cutoff_ms": 5,
     "delay_ms": 5,
     "error": "e",
     "error_code": "E",
+    "event": ScheduleEvent(
+        schedule_id="s", tick_ms=1, job_id="", outcome="failed", reason="r"
+    ),
     "filter": JobFilter(),
     "fingerprint": "f",
     "force": False,
+    "from_ms": 5,
     "holder": "h",
     "ids": ["a"],
     "include_payload": False,
@@ -70,9 +77,12 @@ GOOD: dict[str, Any] = {
     ),
     "result": JobResult(1, b""),
     "run_at_ms": 5,
+    "schedule": Schedule(id="s", kind="k", spec="@daily", next_run_ms=5),
+    "schedule_id": "s",
     "schema_version": 1,
     "since_ms": 0,
     "states": ["completed"],
+    "to_ms": 9,
     "weight": 1,
 }
 NOT_TEXT = ("\0", "a\0b", "\ud800", 5, b"q", ["q"], True, 2.5)

@@ -206,7 +206,7 @@ def test_everything_ends_in_order(store: Any) -> None:
     last = {name: at for at, name in enumerate(tap.calls)}
     assert last["admit"] < last["ack_batch"] < last["release_duty"]
     assert last["renew"] < last["release_duty"]
-    assert tap.count("release_duty") == 5
+    assert tap.count("release_duty") == 6
 
 
 def test_a_release_is_tried_until_its_window_ends(store: Any, caplog: Any) -> None:

@@ -313,7 +313,7 @@ def test_health_names_the_loops_the_slots_and_the_duties(store: Any) -> None:
     put(store, "a")
     with working(store, registry, duty_interval="20ms") as worker:
         gate.wait()
-        wait_for(lambda: len(worker.health().duties) == 5, "duties are held")
+        wait_for(lambda: len(worker.health().duties) == 6, "duties are held")
         health = worker.health()
         gate.open()
     assert (health.status, health.worker_id) == ("running", "w")

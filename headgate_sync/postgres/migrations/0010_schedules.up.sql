@@ -21,7 +21,7 @@ CREATE TABLE {schema}.headgate_schedule (
   sticky_worker text COLLATE "C" NOT NULL,
   on_missed text COLLATE "C" NOT NULL CHECK (on_missed IN ('skip', 'run_once', 'backfill')),
   backfill_limit integer NOT NULL CHECK (backfill_limit BETWEEN 0 AND 1000),
-  next_run_ms bigint NOT NULL,
+  next_run_ms bigint NOT NULL CHECK (next_run_ms > 0),
   last_enqueued_ms bigint,
   paused boolean NOT NULL
 ) WITH (fillfactor = 70);
