@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -61,6 +61,21 @@ def _queues(queues: Sequence[str]) -> tuple[str, ...]:
     if isinstance(queues, str | bytes):
         raise InvalidRequest("queues must be a sequence of str, got one text")
     return tuple(queues)
+
+
+def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
+    if not isinstance(hooks, Iterable):
+        raise InvalidRequest(
+            f"periodic_hooks must be a sequence, got {type(hooks).__name__}"
+        )
+    made = tuple(hooks)
+    for hook in made:
+        for name in ("begin", "end"):
+            if not callable(getattr(hook, name, None)):
+                raise InvalidRequest(
+                    f"periodic_hooks: {type(hook).__name__} has no method {name}"
+                )
+    return made
 
 
 @frozen(kw_only=True)
@@ -121,7 +136,7 @@ class WorkerConfig:
     retry: RetryPolicy | None = None
     producer: Client | None = None
     unknown_kind: HandBack = HAND_BACK
-    periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=tuple)
+    periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=_hooks)
     sync_schedules: bool = True
 
     def __attrs_post_init__(self) -> None:

@@ -52,6 +52,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("worker_id", "wörker", "200 ASCII"),
         ("on_stuck", "ignore", "abandon or hold"),
         ("lease_expiry", "ignore", "cancel or continue"),
+        ("periodic_hooks", 5, "periodic_hooks must be a sequence"),
+        ("periodic_hooks", (object(),), "object has no method begin"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(
