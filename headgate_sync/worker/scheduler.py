@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 DUE_PAGE = 50
 SWEEP_BUDGET_S = 1.0
 PARK_MS = 3_600_000
+# A transaction keeps the limit of its queue locked, and every producer of it waiting.
+TICKS_AT_ONCE = 100
 # Where enqueue and advance are two calls, a job gone in between would run again.
 TICK_RETENTION_MS = 600_000
 REPEAT_FAILURE_S = 60.0
@@ -256,12 +258,12 @@ class Scheduler:
         jobs: Sequence[Envelope],
         to_ms: int,
     ) -> tuple[list[FiredTick], FireStatus]:
-        """One transaction for all ticks; with hooks one each, so that they see each."""
+        """One transaction for up to 100 ticks; with hooks one for each."""
         from_ms, done = schedule.next_run_ms, list[FiredTick]()
-        batches = [[job] for job in jobs] if self._hooks else [jobs]
-        for place, batch in enumerate(batches, start=1):
-            last = place == len(batches)
-            until_ms = to_ms if last else jobs[place].periodic_tick_ms
+        size = 1 if self._hooks else TICKS_AT_ONCE
+        for start in range(0, len(jobs), size):
+            batch, later = jobs[start : start + size], jobs[start + size :]
+            until_ms = later[0].periodic_tick_ms if later else to_ms
             attempts = self._begin(schedule, batch) if self._hooks else []
             refusal: StoreError | None = None
             try:

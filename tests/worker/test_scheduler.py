@@ -124,6 +124,23 @@ def test_backfill_fires_the_newest_ones_oldest_first(swept, store, clock):
     assert counts(store) == {"available": 3}
 
 
+def test_a_long_backfill_is_fired_in_portions(store, clock):
+    put(store, clock, next_run_ms=1_000, on_missed="backfill", backfill_limit=250)
+    sizes: list[int] = []
+
+    class Counting(Calls):
+        def fire_ticks(self, *args: Any, **keywords: Any) -> Any:
+            sizes.append(len(args[3]))
+            return steer(store).fire_ticks(*args, **keywords)  # type: ignore[attr-defined]
+
+    node = InSteps(store)
+    node.inspect = Counting(node, steer(store))
+    assert scheduler_sweep(node).enqueued == 250
+    assert sizes == [100, 100, 50]
+    assert counts(store) == {"available": 250}
+    assert known(store).next_run_ms == clock.now_ms() + 1_000
+
+
 def test_backfill_without_a_limit_fires_one(swept, store, clock):
     put(store, clock, next_run_ms=1_000, on_missed="backfill")
     clock.freeze_at(10_000)
