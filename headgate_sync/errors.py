@@ -142,6 +142,11 @@ class NotFound(StoreError):
         """Nothing is quarantined under this fingerprint."""
         return cls(f"fingerprint {fingerprint} is not quarantined")
 
+    @classmethod
+    def worker(cls, worker_id: str) -> NotFound:
+        """No worker has this id."""
+        return cls(f"worker {worker_id} does not exist")
+
 
 class InvalidRequest(StoreError, ValueError):
     """The call breaks a rule; nothing was written. The text names field and limit."""

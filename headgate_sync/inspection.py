@@ -27,6 +27,7 @@ from headgate_sync.schedule import PeriodicOrigin
 from headgate_sync.schedules import ScheduleRecords
 from headgate_sync.search import JobFilter
 from headgate_sync.validation import check_name, check_sequence
+from headgate_sync.workers import Workers
 
 MAX_JOBS = 1_000
 MAX_PAGE = 200
@@ -270,7 +271,7 @@ def read_quarantine_cursor(cursor: str | None) -> tuple[int, str]:
     return int(at_ms), fingerprint
 
 
-class Inspect(Policies, ScheduleRecords, Protocol):
+class Inspect(Policies, ScheduleRecords, Workers, Protocol):
     """Looking and steering. Every method blocks; any thread may call it.
 
     Looking waits for nobody, makes nobody wait, and is bounded: what a call reads does

@@ -41,6 +41,7 @@ LAYERS = {
     "policies": PORTS,
     "schedules": PORTS,
     "store": PORTS,
+    "workers": PORTS,
     "memory": STORES,
     "postgres": STORES,
     "attempt": RUNTIME,

@@ -32,6 +32,7 @@ from headgate_sync.memory.rows import checkpoint_of, quarantine_entry, summary_o
 from headgate_sync.memory.schedules import MemSchedules
 from headgate_sync.memory.state import Job
 from headgate_sync.memory.upkeep import MemUpkeep
+from headgate_sync.memory.workers import MemWorkers
 from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import (
     check_count,
@@ -43,7 +44,7 @@ from headgate_sync.validation import (
 )
 
 
-class MemInspect(MemUpkeep, MemSchedules):
+class MemInspect(MemUpkeep, MemSchedules, MemWorkers):
     """`Inspect` over the rows."""
 
     def get_job(

@@ -150,6 +150,7 @@ def snapshot_of(rows: Rows) -> dict[str, Any]:
             for fingerprint, row in rows.quarantine.items()
         },
         "duties": dict(rows.duties),
+        "workers": dict(rows.workers),
         "enqueue_limits": {
             queue.name: queue.max_unfinished_jobs
             for queue in queues

@@ -32,6 +32,7 @@ from headgate_sync.retry import (
     check_option,
 )
 from headgate_sync.schedule import Schedule, ScheduleEvent
+from headgate_sync.workers import WorkerState
 
 MINUTE_MS = 60_000
 HOLD_QUARANTINE = "quarantine"
@@ -290,6 +291,7 @@ class Rows:
         holders: live jobs by lifecycle key.
         throttle: effective key -> (job id, end of the window).
         duties: name -> (holder, end of the lease).
+        workers: by id, whoever has beaten.
         class_inflight: running jobs by rate class.
         schedules: by id.
         schedule_events: by schedule id, oldest first.
@@ -310,6 +312,7 @@ class Rows:
     suspects: dict[str, dict[int, Job]] = Factory(dict)
     quarantined: dict[str, dict[int, Job]] = Factory(dict)
     duties: dict[str, tuple[str, int]] = Factory(dict)
+    workers: dict[str, WorkerState] = Factory(dict)
     queues: dict[str, Queue] = Factory(dict)
     class_inflight: dict[str, int] = Factory(dict)
     schedules: dict[str, Schedule] = Factory(dict)

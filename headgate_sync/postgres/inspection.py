@@ -45,6 +45,7 @@ from headgate_sync.postgres.explanation import facts_of
 from headgate_sync.postgres.rows import job_summary, read_checkpoint
 from headgate_sync.postgres.schedules import PgSchedules
 from headgate_sync.postgres.upkeep import PgUpkeep
+from headgate_sync.postgres.workers import PgWorkers
 from headgate_sync.search import JobFilter, read_cursor
 from headgate_sync.validation import (
     check_count,
@@ -58,7 +59,7 @@ from headgate_sync.validation import (
 UNSELECTIVE = "filter is not selective enough; add queue or state"
 
 
-class PgInspect(PgUpkeep, PgSchedules):
+class PgInspect(PgUpkeep, PgSchedules, PgWorkers):
     """`Inspect` on the job rows."""
 
     def get_job(

@@ -136,6 +136,7 @@ class PgStore:
         self._progress = PgProgress(db)
         self._transactional = PgTransactional(db, self._intake, acker)
         self._inspect = PgInspect(db, self._intake)
+        self._inspect.heartbeat = self._heartbeat
         self._notifying = None if listen is None else Listener(listen, schema)
         self._maintenance = PgMaintenance(db)
         self._lock = threading.Lock()  # guards the instant below
