@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from headgate_sync.client.batch import Batch
     from headgate_sync.client.batch_values import BatchProgress
     from headgate_sync.client.client import Client, PipelineParts
-    from headgate_sync.client.waiting import Completion
     from headgate_sync.client.schedules import Schedules, SyncReport
+    from headgate_sync.client.waiting import Completion
     from headgate_sync.worker import Worker
 
 DEFAULT_CHUNK_SIZE = 500

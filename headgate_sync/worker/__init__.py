@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from headgate_sync.worker.config import HandBack, WorkerConfig
+from headgate_sync.worker.health import Health
 from headgate_sync.worker.loops import LoopHealth
 from headgate_sync.worker.outcomes import RetryInfo
 from headgate_sync.worker.shutdown import ExitStatus
-from headgate_sync.worker.worker import Health, Worker
+from headgate_sync.worker.worker import Worker
 
 __all__ = [
     "ExitStatus",

@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
         description="Run the jobs of an application until SIGTERM or SIGINT.",
         epilog=(
             "exit codes: 0 drained, 2 set up wrongly, 10 running jobs were handed "
-            "back, 11 handlers did not stop, 13 a service thread could not be revived"
+            "back, 11 handlers did not stop, 12 the memory limit was reached, "
+            "13 a service thread could not be revived"
         ),
     )
     made.add_argument(
@@ -76,6 +77,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--no-duties", action="store_true", help="leave the upkeep to other workers"
+    )
+    made.add_argument(
+        "--ready-file",
+        metavar="PATH",
+        help="written with every beat while jobs are taken; for probes",
     )
     made.add_argument(
         "--connect-timeout",
@@ -169,6 +175,9 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
         lease=arguments.lease,
         shutdown_timeout=arguments.shutdown_timeout,
         run_duties=not arguments.no_duties,
+        **(
+            {} if arguments.ready_file is None else {"ready_file": arguments.ready_file}
+        ),
     )
 
 

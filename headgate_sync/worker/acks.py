@@ -70,7 +70,11 @@ class AckBox:
     another transaction holds locked, but apart from the others.
 
     Args:
-        accepted: called with each attempt and ack that the store took.
+        accepted: called with each attempt and ack that the store took; true when the
+            caller frees the slot later.
+        lost: called with each attempt whose ack the store refused for good.
+        failed: called with each attempt whose ack is given up, or with None when a
+            call is repeated, and with the error.
     """
 
     def __init__(
@@ -79,12 +83,16 @@ class AckBox:
         inflight: InFlight,
         *,
         now_s: Callable[[], float],
-        accepted: Callable[[LiveAttempt, Ack], None] = lambda attempt, ack: None,
+        accepted: Callable[[LiveAttempt, Ack], bool | None] = lambda attempt, ack: None,
+        lost: Callable[[LiveAttempt], None] | None = None,
+        failed: Callable[[LiveAttempt | None, BaseException], None] | None = None,
     ) -> None:
         self._store = store
         self._inflight = inflight
         self._now_s = now_s
         self._accepted = accepted
+        self._lost = lost
+        self._failed = failed
         self._lock = threading.Lock()  # guards the two fields below
         self._waiting: deque[Outgoing] = deque()
         self._flying = False
@@ -184,6 +192,8 @@ class AckBox:
         with self._lock:
             self._waiting.extendleft(reversed(kept))
         logger.warning("%d acks are undecided: %s", len(kept), error)
+        if self._failed is not None:
+            self._failed(None, error)
         self._abandon(expired, error)
         return bool(kept)
 
@@ -196,9 +206,12 @@ class AckBox:
         over: list[LiveAttempt] = []
         for out, answer in zip(flight, answers, strict=True):
             if answer is None or self._was_done_before(out, answer):
-                self._accepted(out.attempt, out.ack)
+                if self._accepted(out.attempt, out.ack):
+                    continue
             elif isinstance(answer, LeaseRejected):
                 self._log_lost(out, answer)
+                if self._lost is not None:
+                    self._lost(out.attempt)
             elif isinstance(answer, StoreUnavailable):
                 undecided.append(out)
                 conflict = answer
@@ -275,6 +288,8 @@ class AckBox:
                 out.ack.outcome.value,
                 exc_info=error,
             )
+            if self._failed is not None:
+                self._failed(out.attempt, error)
         self._inflight.conclude([out.attempt for out in left])
 
 

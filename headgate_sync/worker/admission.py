@@ -13,13 +13,18 @@ from headgate_sync.errors import StoreError
 from headgate_sync.lease import AdmissionBatch, AdmitRequest
 from headgate_sync.policy import next_delay
 from headgate_sync.store import Store
+from headgate_sync.telemetry import Admitted
 from headgate_sync.worker.config import WorkerConfig
+from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.reporting import Emitter
 
 logger = logging.getLogger(__name__)
 
 NEVER_S = float("inf")
 GATHER_MS = 5  # after a wake-up that brought work; what comes meanwhile is one question
+POLL_WINDOW = 128
+_WINDOW_BITS = (1 << POLL_WINDOW) - 1
 
 
 class Admission:
@@ -51,6 +56,8 @@ class Admission:
         now_s: Callable[[], float],
         producer: Callable[[], Any] | None = None,
         notified: bool = False,
+        pulse: Pulse | None = None,
+        emit: Emitter | None = None,
         uniform: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
@@ -64,11 +71,14 @@ class Admission:
         self._now_s = now_s
         self._producer = producer
         self._notified = notified
+        self._pulse = pulse or Pulse(config.poll.ceiling_ms / 1000)
+        self._emit = emit
         self._uniform = uniform
         # Fresh per process, so that a restarted worker that keeps its id never repeats
         # a lease id of its former life.
         self._nonce = secrets.token_hex(4)
         self._calls = 0
+        self._empty = 0  # one bit for each of the last admits, set where it was empty
         self._delay_ms = self._poll.floor_ms
         self._noticed = False
         self._deaf_until_s = float("-inf")
@@ -91,7 +101,15 @@ class Admission:
         """Ask if it is time; returns the local instant of the next question."""
         if self.due() <= self._now_s():
             self.poll()
+        if self.due_s == NEVER_S:
+            self._pulse.rest()
+        else:
+            self._pulse.expect(self._now_s())
         return self.due_s
+
+    def polled(self) -> tuple[int, int]:
+        """How many of the last 128 admits there were, and how many brought nothing."""
+        return min(self._calls, POLL_WINDOW), self._empty.bit_count()
 
     def due(self) -> float:
         """The local instant of the next question, with what was heard until now."""
@@ -133,14 +151,21 @@ class Admission:
             batch = self._admit(free)
         except StoreError as error:
             logger.warning("admit failed, tried again later: %s", error)
+            self._pulse.failed(error)
+            self._count(empty=True)
             self._wait(0, woke=False)
             return
         self.answered = True
+        self._pulse.good(self._now_s())
         # Handed over before anything else: a claim that got lost here would keep its
         # lease and never run.
         attempts = self._attempts(batch, sent_s)
         if attempts:
             self._hand_over(attempts)
+            if self._emit is not None:
+                for attempt in attempts:
+                    self._emit(Admitted(queue=attempt.claim.envelope.queue))
+        self._count(empty=not attempts)
         self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
         if len(attempts) >= free:
             self.due_s = self._now_s()  # there is probably more
@@ -152,6 +177,9 @@ class Admission:
             self._asleep = True
             if self._notified:
                 self.due_s = self._now_s()
+
+    def _count(self, *, empty: bool) -> None:
+        self._empty = ((self._empty << 1) | empty) & _WINDOW_BITS
 
     def _admit(self, free: int) -> AdmissionBatch:
         self._calls += 1

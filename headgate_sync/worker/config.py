@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
@@ -15,14 +16,18 @@ from headgate_sync.binding import RetryPolicy
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import MAX_INT64, check_int, check_text
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.events import DeathHandler, EventBus, StuckCallback
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
+from headgate_sync.telemetry import Telemetry
+from headgate_sync.worker.samplers import rss_high_water
 from headgate_sync.worker.scheduler import PeriodicHook
 
 if TYPE_CHECKING:
     from headgate_sync.client import Client
 
 MAX_WORKER_ID_BYTES = 200
+SHORTEST_BEAT_MS = 10
 
 
 @frozen(kw_only=True)
@@ -78,6 +83,10 @@ def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
     return made
 
 
+def _path(path: Path | str | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
 @frozen(kw_only=True)
 class WorkerConfig:
     """Settings of one worker. Durations are `timedelta` or text such as "30s".
@@ -116,6 +125,17 @@ class WorkerConfig:
         unknown_kind: what happens to jobs of unknown kind.
         periodic_hooks: called around every enqueue of a schedule's tick.
         sync_schedules: apply the declared schedules at the start, with `run_duties`.
+        telemetry: a sink for events; without one none is made.
+        event_bus: hears of every outcome that the store took.
+        death_handlers: called in order, on a handler thread, with each job that an
+            outcome of this worker archived; lost when the process dies meanwhile.
+        stuck_handler: called on a thread of its own with each handler that counts as
+            stuck.
+        memory_limit_bytes: at or above it the worker drains and ends with code 12; None
+            is no limit.
+        memory_check_interval: how often the memory is sampled.
+        memory_sampler: returns bytes; see `headgate_sync.worker.samplers`.
+        ready_file: written with every beat while the worker takes jobs; for probes.
     """
 
     queues: tuple[str, ...] = field(default=("default",), converter=_queues)
@@ -138,18 +158,31 @@ class WorkerConfig:
     unknown_kind: HandBack = HAND_BACK
     periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=_hooks)
     sync_schedules: bool = True
+    telemetry: Telemetry | None = None
+    event_bus: EventBus | None = None
+    death_handlers: tuple[DeathHandler, ...] = field(default=(), converter=tuple)
+    stuck_handler: StuckCallback | None = None
+    memory_limit_bytes: int | None = None
+    memory_check_interval: timedelta | str = "30s"
+    memory_sampler: Callable[[], int] = rss_high_water
+    ready_file: Path | None = field(default=None, converter=_path)
 
     def __attrs_post_init__(self) -> None:
         if not self.queues:
             raise InvalidRequest("queues must name at least one queue")
         check_int("capacity", self.capacity, 1, MAX_CAPACITY)
-        for name in ("lease", "stuck_threshold", "duty_interval"):
+        for name in (
+            *("lease", "stuck_threshold"),
+            *("duty_interval", "memory_check_interval"),
+        ):
             duration_ms(name, getattr(self, name))
         for name in ("shutdown_timeout", "cancel_grace"):
             duration_ms(name, getattr(self, name), minimum_ms=0)
         check_lease_ms(self.lease_ms)
         if self.worker_id is not None:
             check_worker_id("worker_id", self.worker_id)
+        if self.memory_limit_bytes is not None:
+            check_int("memory_limit_bytes", self.memory_limit_bytes, 1, MAX_INT64)
         # The request that every admit repeats: its own checks cover queues and quantum.
         AdmitRequest(
             worker=self.worker_id or "",
@@ -173,6 +206,16 @@ class WorkerConfig:
     def lease_ms(self) -> int:
         """Length of a lease."""
         return duration_ms("lease", self.lease)
+
+    @property
+    def beat_ms(self) -> int:
+        """How often leases are renewed and the worker shows that it lives."""
+        return max(self.lease_ms // 3, SHORTEST_BEAT_MS)
+
+    @property
+    def memory_check_interval_ms(self) -> int:
+        """How often the memory is sampled."""
+        return duration_ms("memory_check_interval", self.memory_check_interval)
 
     @property
     def shutdown_timeout_ms(self) -> int:

@@ -10,6 +10,9 @@ from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
 from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
 from headgate_sync.store import Store
+from headgate_sync.telemetry import Evicted, Quarantined
+from headgate_sync.worker.loops import LoopGuard, LoopHealth
+from headgate_sync.worker.reporting import Emitter
 from headgate_sync.worker.scheduler import PeriodicHook, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,7 @@ EVICT_LIMIT = 1_000
 OPERATION_BATCH = 500
 RECONCILE_LIMIT = 100
 HUNG_S = 60.0
+RELEASE_S = 1.0
 
 
 class Duty:
@@ -49,6 +53,7 @@ class Duty:
         self._thread: threading.Thread | None = None
         self._began_s = float("-inf")
         self._stopping = False
+        self._guard = LoopGuard(f"duty {name}")
 
     @property
     def hangs(self) -> bool:
@@ -80,16 +85,18 @@ class Duty:
             self._thread.join(max(0.0, timeout_s))
         return not self.runs
 
+    def health(self) -> LoopHealth:
+        """How its sweeps went; it is never given up, the next tick starts another."""
+        return self._guard.health(running=True)
+
     def _work(self) -> None:
         try:
             while self._sweep() and not self._stopping:
                 self._began_s = self._now_s()
-        except StoreError as error:
-            logger.warning(
-                "duty %s: %s; tried again at the next tick", self.name, error
-            )
-        except BaseException:  # the top of a thread; the next tick starts a new one
-            logger.exception("duty %s failed; tried again at the next tick", self.name)
+        except BaseException as error:  # the top of a thread
+            self._guard.failed(error, self._now_s())
+        else:
+            self._guard.good()
 
 
 class Duties:
@@ -110,19 +117,24 @@ class Duties:
         now_s: Callable[[], float],
         hooks: Sequence[PeriodicHook] = (),
         at_start: Callable[[], object] | None = None,
+        emit: Emitter | None = None,
     ) -> None:
         self._store = store
         self._holder = holder
         self._interval_ms = interval_ms
         self._now_s = now_s
         self._at_start = at_start
-        duties = built_in_duties(store, now_s, hooks)
+        duties = built_in_duties(store, now_s, hooks, emit)
         self._duties = {duty.name: duty for duty in duties}
+        self._resigned = False
         self._next_s = now_s() + interval_ms / 1000
         self.held: frozenset[str] = frozenset()
 
     def step(self) -> float:
         """Tick if it is time; returns the local instant of the next tick."""
+        if self._resigned:
+            self.release(RELEASE_S)
+            return float("inf")
         now_s = self._now_s()
         self._begin()
         if now_s < self._next_s:
@@ -144,6 +156,14 @@ class Duties:
         # until one goes well.
         self._next_s = now_s + self._interval_ms / 1000
         return self._next_s
+
+    def resign(self) -> None:
+        """Take no part any more, from any thread: the next step releases everything."""
+        self._resigned = True
+
+    def health(self) -> dict[str, LoopHealth]:
+        """How the sweeps went, as "duty-" and their name."""
+        return {f"duty-{duty.name}": duty.health() for duty in self._duties.values()}
 
     def release(self, timeout_s: float) -> None:
         """Stop the sweeps and give every duty up, so that others need not wait."""
@@ -177,18 +197,21 @@ class Duties:
 
 
 def built_in_duties(
-    store: Store, now_s: Callable[[], float], hooks: Sequence[PeriodicHook] = ()
+    store: Store,
+    now_s: Callable[[], float],
+    hooks: Sequence[PeriodicHook] = (),
+    emit: Emitter | None = None,
 ) -> list[Duty]:
     """The duties that this store can do."""
     duties = [
-        Duty("reclaimer", lambda: _reclaim(store), now_s=now_s),
+        Duty("reclaimer", lambda: _reclaim(store, emit), now_s=now_s),
         Duty(
             "promoter",
             lambda: _promote(store),
             now_s=now_s,
             every_s=UPKEEP_INTERVAL_MS / 1000,
         ),
-        Duty("retention", lambda: _evict(store), now_s=now_s),
+        Duty("retention", lambda: _evict(store, emit), now_s=now_s),
     ]
     inspect = store.inspect
     if inspect is not None:
@@ -201,10 +224,12 @@ def built_in_duties(
     return duties
 
 
-def _evict(store: Store) -> bool:
+def _evict(store: Store, emit: Emitter | None) -> bool:
     evicted = store.evict_retained(EVICT_LIMIT)
     if evicted:
         logger.info("duty retention: %d finished jobs deleted", evicted)
+        if emit is not None:
+            emit(Evicted(count=evicted))
     return evicted >= EVICT_LIMIT
 
 
@@ -224,7 +249,7 @@ def _operate(inspect: Inspect) -> bool:
     return touched > 0
 
 
-def _reclaim(store: Store) -> bool:
+def _reclaim(store: Store, emit: Emitter | None) -> bool:
     taken = store.reclaim_expired(RECLAIM_LIMIT)
     for job in taken:
         logger.warning(
@@ -233,6 +258,8 @@ def _reclaim(store: Store) -> bool:
             job.crash_attempt,
             "; quarantined" if job.quarantined else "",
         )
+        if job.quarantined and emit is not None:
+            emit(Quarantined(fingerprint=job.fingerprint, crashes=job.crash_attempt))
     return len(taken) >= RECLAIM_LIMIT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from queue import SimpleQueue
 from typing import Final
 
@@ -19,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 class _Order:
     """What a handler thread gets besides claims."""
+
+
+class _Call(_Order):
+    """Something of the user's that belongs on such a thread."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
 
 
 _FLY: Final = _Order()
@@ -52,6 +59,10 @@ class HandlerThreads:
         """Hand claims over; each has a slot already."""
         for attempt in attempts:
             self._queue.put(attempt)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Run a function once a thread is free; the caller holds a slot for it."""
+        self._queue.put(_Call(work))
 
     def end(self) -> None:
         """Let every thread end after what it does now."""
@@ -102,6 +113,9 @@ class HandlerThreads:
                         continue
                 elif order is _END:
                     return
+                elif isinstance(order, _Call):
+                    order.work()
+                    continue
                 else:
                     must_fly = True
                 if must_fly:
@@ -119,4 +133,4 @@ class HandlerThreads:
 
     def _forget(self, order: LiveAttempt | _Order) -> None:
         if isinstance(order, LiveAttempt):
-            self._inflight.finish(order, acks=False)
+            self._runner.leave(order)

@@ -10,7 +10,10 @@ from headgate_sync.attempt import LiveAttempt
 from headgate_sync.context import JobContext
 from headgate_sync.errors import LeaseLost, StoreError
 from headgate_sync.store import Store
+from headgate_sync.telemetry import RenewFailed
+from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.reporting import Emitter
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +21,12 @@ SHORTEST_BEAT_S = 0.01
 
 
 class Heartbeat:
-    """Renews what the worker holds, three times per lease."""
+    """Renews what the worker holds, three times per lease, and shows that it lives.
+
+    Args:
+        show: one beat in the registry of workers, after the renewal; False when the
+            store did not answer.
+    """
 
     def __init__(
         self,
@@ -27,20 +35,36 @@ class Heartbeat:
         *,
         lease_ms: int,
         now_s: Callable[[], float],
+        pulse: Pulse | None = None,
+        show: Callable[[], bool] = lambda: True,
+        emit: Emitter | None = None,
+        worker_id: str = "",
     ) -> None:
         self._store = store
         self._inflight = inflight
         self._lease_ms = lease_ms
         self._now_s = now_s
         self._beat_s = max(lease_ms / 3000, SHORTEST_BEAT_S)
+        self._pulse = pulse or Pulse(self._beat_s)
+        self._show = show
+        self._emit = emit
+        self._worker_id = worker_id
         self._progress: threading.Thread | None = None
 
     def step(self) -> float:
         """Beat once; returns the local instant of the next beat."""
         sent_s = self._now_s()
+        renewed = self._renew_held(sent_s)
+        # Leases come first: what the fleet thinks of this worker can wait.
+        shown = self._show()
+        return sent_s + (self._beat_s if renewed and shown else self._beat_s / 3)
+
+    def _renew_held(self, sent_s: float) -> bool:
         held = [attempt for attempt in self._inflight.attempts() if attempt.renewing]
         if not held:
-            return sent_s + self._beat_s
+            self._pulse.rest()
+            return True
+        self._pulse.expect(sent_s)
         usual_due_s = sent_s + self._lease_ms / 1000
         usual = [a for a in held if a.extended_due_s <= usual_due_s]
         longer = [a for a in held if a.extended_due_s > usual_due_s]
@@ -53,9 +77,15 @@ class Heartbeat:
             # Nothing is known to be lost. The watchdog stops the handlers if this lasts
             # until their leases have run out.
             logger.warning("renewing %d leases failed: %s", len(held), error)
-            return sent_s + self._beat_s / 3
+            self._pulse.failed(error)
+            if self._emit is not None:
+                self._emit(
+                    RenewFailed(worker=self._worker_id, job_id="", detail=str(error))
+                )
+            return False
+        self._pulse.good(self._now_s())
         self._send_progress(held)
-        return sent_s + self._beat_s
+        return True
 
     def _renew(
         self, attempts: Sequence[LiveAttempt], sent_s: float, lease_ms: int

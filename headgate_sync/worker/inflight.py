@@ -106,6 +106,13 @@ class InFlight:
         if self.hungry:
             self._freed()
 
+    def touch_down(self, attempt: LiveAttempt) -> None:
+        """Take the slot back: a handler thread has more to do for the attempt."""
+        with self.lock:
+            if attempt.airborne:
+                attempt.airborne = False
+                self._airborne -= 1
+
     def conclude(self, attempts: Sequence[LiveAttempt]) -> None:
         """No ack of these is under way any more, and no lease to be renewed."""
         freed = False

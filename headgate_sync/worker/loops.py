@@ -87,6 +87,11 @@ class LoopGuard:
         self.dead = self._consecutive >= FAILURES_UNTIL_DEAD
         return self._pause(self._consecutive)
 
+    def noted(self, error: BaseException) -> None:
+        """Something of the user's failed within a round that goes on all the same."""
+        self._failures += 1
+        self._last_error = f"{type(error).__name__}: {error}"
+
     def _pause(self, count: int) -> float:
         return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(count - 1, 10))
 

@@ -32,7 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs claims on the calling thread and settles them."""
+    """Runs claims on the calling thread and settles them.
+
+    Args:
+        ended: called with each attempt that ends without an ack of the worker.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Runner:
         worker: WorkerInfo,
         *,
         now_s: Callable[[], float],
+        ended: Callable[[LiveAttempt], None] | None = None,
     ) -> None:
         self._registry = registry
         self._unknown_kind = config.unknown_kind
@@ -50,6 +55,7 @@ class Runner:
         self._inflight = inflight
         self._acks = acks
         self._worker = worker
+        self._ended = ended
         self._judge = Judge(retry=config.retry, is_failure=config.is_failure)
         self._spin = SpinWatch(now_s)
         # What context variables hold when the worker starts. Every attempt gets a copy,
@@ -77,7 +83,7 @@ class Runner:
         else:
             verdict = self._attempt(binding, attempt)
         if verdict is None:
-            self._inflight.finish(attempt, acks=False)
+            self.leave(attempt)
             return False
         ack = ack_of(attempt, verdict)
         if not self._inflight.finish(attempt, acks=True):
@@ -89,6 +95,11 @@ class Runner:
             )
             return False
         return self._acks.submit(attempt, ack)
+
+    def leave(self, attempt: LiveAttempt) -> None:
+        """End an attempt without an ack, on its handler's thread."""
+        if self._inflight.finish(attempt, acks=False) and self._ended is not None:
+            self._ended(attempt)
 
     def _attempt(self, binding: Binding, attempt: LiveAttempt) -> Verdict | None:
         context = attempt.context = JobContext(attempt)

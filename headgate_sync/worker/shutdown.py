@@ -42,6 +42,7 @@ EXIT_CLEAN = 0
 EXIT_CONFIGURATION = 2
 EXIT_RELEASED = 10
 EXIT_ABANDONED = 11
+EXIT_MEMORY = 12
 EXIT_LOOP_DEAD = 13
 RELEASE_WINDOW_MS = 5_000
 STORE_GRACE_S = 0.5
@@ -53,7 +54,8 @@ class ExitStatus:
 
     Attributes:
         code: 0 drained; 10 jobs were handed back; 11 handlers still run, and the
-            process must end with `os._exit`; 13 a service loop could not be revived.
+            process must end with `os._exit`; 12 the memory limit was reached; 13 a
+            service loop could not be revived.
         released: jobs handed back unfinished.
         abandoned: handler threads that did not return.
     """
@@ -63,13 +65,17 @@ class ExitStatus:
     abandoned: int
 
 
-def exit_status(*, released: int, abandoned: int, loop_died: bool) -> ExitStatus:
+def exit_status(
+    *, released: int, abandoned: int, loop_died: bool, memory_full: bool = False
+) -> ExitStatus:
     """The status with the highest code that applies."""
     code = EXIT_CLEAN
     if released:
         code = EXIT_RELEASED
     if abandoned:
         code = EXIT_ABANDONED
+    if memory_full:
+        code = EXIT_MEMORY
     if loop_died:
         code = EXIT_LOOP_DEAD
     return ExitStatus(code, released, abandoned)
@@ -133,6 +139,9 @@ class Drain:
 
     Args:
         hurried: whether the wait for handlers is to be skipped.
+        bounded: whether the wait has an end; it begins when this becomes true.
+        released: called with each attempt and ack that the store took back.
+        lost: called with each attempt that it did not.
     """
 
     def __init__(
@@ -144,7 +153,13 @@ class Drain:
         *,
         now_s: Callable[[], float],
         hurried: Callable[[], bool],
+        bounded: Callable[[], bool] = lambda: True,
+        released: Callable[[LiveAttempt, Ack], None] | None = None,
+        lost: Callable[[LiveAttempt], None] | None = None,
     ) -> None:
+        self._bounded = bounded
+        self._released = released
+        self._lost = lost
         self._store = store
         self._inflight = inflight
         self._acks = acks
@@ -160,6 +175,7 @@ class Drain:
             returned.
         """
         self._inflight.draining = True
+        self._wait(float("inf"), hurried=self._bounded)
         self._wait(self._now_s() + timeout_ms / 1000, hurried=self._hurried)
         for attempt in self._inflight.attempts():
             if not attempt.returned:
@@ -207,19 +223,26 @@ class Drain:
             and not attempt.completing
             and self._inflight.settle(attempt)
         ]
-        released: list[int] = []
+        released: list[tuple[LiveAttempt, Ack | None]] = []
         if running:
             given_up = threading.Event()
             self._within_or_hurried(
                 window_s + STORE_GRACE_S,
                 "release",
-                lambda: released.append(
+                lambda: released.extend(
                     release(self._store, running, window_s, given_up=given_up)
                 ),
             )
             given_up.set()
+        taken = dict(released)
+        for attempt in running:
+            ack = taken.get(attempt)
+            if ack is not None and self._released is not None:
+                self._released(attempt, ack)
+            elif ack is None and self._lost is not None:
+                self._lost(attempt)
         self._inflight.conclude(running)
-        return sum(released)
+        return sum(ack is not None for ack in taken.values())
 
     def _within_or_hurried(
         self, seconds: float, name: str, work: Callable[[], object]
@@ -256,7 +279,7 @@ def release(
     window_s: float,
     *,
     given_up: threading.Event | None = None,
-) -> int:
+) -> list[tuple[LiveAttempt, Ack | None]]:
     """Hand jobs back because the worker ends; no attempt and no crash is counted.
 
     Args:
@@ -264,7 +287,7 @@ def release(
         given_up: ends the waiting when it is set.
 
     Returns:
-        How many the store took.
+        Each attempt with the ack that the store took, or None where it did not.
     """
     acks = [
         Ack(
@@ -283,7 +306,7 @@ def release(
         sleep=sleep_using_event(over),
         reraise=True,
     )
-    released = 0
+    taken: list[Ack | None] = []
     for start in range(0, len(acks), MAX_ACKS):
         part = acks[start : start + MAX_ACKS]
         try:
@@ -294,22 +317,31 @@ def release(
                 len(part),
                 exc_info=error,
             )
+            taken += [None] * len(part)
         else:
-            released += sum(answer is None for answer in answers)
-    return released
+            taken += [
+                ack if answer is None else None
+                for ack, answer in zip(part, answers, strict=True)
+            ]
+    return list(zip(attempts, taken, strict=True))
 
 
-def within(seconds: float, name: str, work: Callable[[], object]) -> None:
+def within(seconds: float, name: str, work: Callable[[], object]) -> bool:
     """Do something that a database which hangs cannot hold up for longer than this.
 
     It goes on, on a daemon thread, when the time is over.
+
+    Returns:
+        Whether it is done.
     """
     thread = threading.Thread(target=work, name=f"headgate-{name}", daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
         logger.error("%s is left out: %s", name, error)
-        return
+        return False
     thread.join(seconds)
     if thread.is_alive():
         logger.warning("%s took over %.1f s and is left behind", name, seconds)
+        return False
+    return True

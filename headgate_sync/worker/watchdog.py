@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.cancel import CancelReason
+from headgate_sync.events import StuckCallback, StuckHandler
+from headgate_sync.telemetry import Stuck
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.loops import ServiceLoop
 from headgate_sync.worker.outcomes import STILL_RUNNING, Judge, ack_of
+from headgate_sync.worker.reporting import Emitter
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,12 @@ class Watchdog:
         *,
         now_s: Callable[[], float],
         died: Callable[[str], None],
+        emit: Emitter | None = None,
+        worker_id: str = "",
     ) -> None:
+        self._stuck_handler = config.stuck_handler
+        self._emit = emit
+        self._worker_id = worker_id
         self._inflight = inflight
         self._acks = acks
         self._now_s = now_s
@@ -124,6 +133,7 @@ class Watchdog:
             int(self._threshold_s * 1000),
             stack,
         )
+        self._tell_of_stuck(attempt, stack)
         if reason is not CancelReason.TIMEOUT or not self._abandons:
             return
         if attempt.completing:
@@ -134,3 +144,41 @@ class Watchdog:
         ack = ack_of(attempt, verdict)
         if self._inflight.settle(attempt):
             self._acks.submit_apart(attempt, ack)
+
+    def _tell_of_stuck(self, attempt: LiveAttempt, stack: str) -> None:
+        reason = attempt.token.reason
+        if self._emit is not None:
+            self._emit(
+                Stuck(
+                    worker=self._worker_id,
+                    job_id=attempt.lease.job_id,
+                    detail=str(reason),
+                )
+            )
+        if self._stuck_handler is not None:
+            timed_out = reason is CancelReason.TIMEOUT
+            told = StuckHandler(
+                envelope=attempt.claim.envelope,
+                reason="timeout" if timed_out else "cancellation",
+                threshold_ms=int(self._threshold_s * 1000),
+                stack=stack,
+            )
+            # User code never runs on a service thread: it could stop every timeout.
+            threading.Thread(
+                target=_call,
+                args=(self._stuck_handler, told),
+                name="headgate-stuck",
+                daemon=True,
+            ).start()
+
+
+def _call(handler: StuckCallback, told: StuckHandler) -> None:
+    try:
+        handler(told)
+    except Exception:
+        logger.exception(
+            "job %s (queue %s): stuck handler %r failed",
+            told.envelope.id,
+            told.envelope.queue,
+            handler,
+        )

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from attrs import frozen
-
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.binding import WorkerInfo
 from headgate_sync.errors import ConfigurationError, StoreError
@@ -24,11 +22,16 @@ from headgate_sync.worker.bell import Bell
 from headgate_sync.worker.config import WorkerConfig, make_worker_id
 from headgate_sync.worker.duties import Duties
 from headgate_sync.worker.handlers import HandlerThreads
+from headgate_sync.worker.health import Health, Pulses
 from headgate_sync.worker.heartbeat import Heartbeat
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.listening import Listening
-from headgate_sync.worker.loops import LoopHealth, ServiceLoop
+from headgate_sync.worker.loops import ServiceLoop
+from headgate_sync.worker.memory import MemoryWatch
 from headgate_sync.worker.outcomes import RELEASED_AT_SHUTDOWN
+from headgate_sync.worker.presence import Presence, Standing
+from headgate_sync.worker.readyfile import ReadyFile
+from headgate_sync.worker.reporting import Emitter, Report
 from headgate_sync.worker.runner import Runner
 from headgate_sync.worker.shutdown import (
     Drain,
@@ -51,25 +54,6 @@ JOIN_S = 1.0
 LOOK_AT_WATCHDOG_S = 5.0
 
 
-@frozen(kw_only=True)
-class Health:
-    """How a worker is doing; no I/O stands behind it.
-
-    Attributes:
-        status: "starting", "running", "quiet", "terminating" or "failing".
-        in_flight: slots taken.
-        duties: names of the duties held.
-        threads: the service loops by name.
-    """
-
-    status: str
-    worker_id: str
-    in_flight: int
-    capacity: int
-    duties: tuple[str, ...]
-    threads: dict[str, LoopHealth]
-
-
 class Worker:
     """Runs jobs of a registry's kinds; one `run` per object.
 
@@ -80,7 +64,8 @@ class Worker:
 
     Attributes:
         worker_id: the identity shown to the store.
-        ready: set once the store has answered the first admit.
+        ready: set once the store knows the worker, or has answered its first admit
+            where it keeps no registry of workers.
     """
 
     def __init__(
@@ -95,7 +80,9 @@ class Worker:
         self._pid = os.getpid()
         self._bell = Bell()
         self._signals = Signals(self._bell)
-        self._stopping = False
+        self._stopping = self._restarting = self._memory_full = self._resigned = False
+        self._toggles = 0  # signals to be quiet or loud that were followed
+        self._ready_file: ReadyFile | None = None
         self._intake = threading.Lock()  # guards the next field, and no claim passes it
         self._closed = False
         self._dead_loop: str | None = None
@@ -112,14 +99,44 @@ class Worker:
     def _build(self) -> None:
         config, store, now_s = self._config, self._store, self._now_s
         self._inflight = InFlight(config.capacity, self._slot_freed)
-        self._acks = AckBox(store, self._inflight, now_s=now_s, accepted=self._accepted)
+        self._pulses = Pulses(
+            beat_s=config.beat_ms / 1000, poll_s=config.poll.ceiling_ms / 1000
+        )
+        telemetry = config.telemetry
+        emit = None if telemetry is None else Emitter(telemetry, now_s=now_s)
+        self._report: Report | None = None
+        if emit or config.event_bus is not None or config.death_handlers:
+            self._report = Report(
+                self.worker_id,
+                emit=emit,
+                bus=config.event_bus,
+                death_handlers=config.death_handlers,
+                call=lambda work: self._handlers.call(work),
+                keep=self._inflight.touch_down,
+                conclude=self._inflight.conclude,
+            )
+        report = self._report
+        self._acks = AckBox(
+            store,
+            self._inflight,
+            now_s=now_s,
+            accepted=self._accepted,
+            lost=report.lost if report else None,
+            failed=report.failed if report else None,
+        )
         info = WorkerInfo(
             worker_id=self.worker_id,
             queues=tuple(sorted(config.queues)),
             capacity=config.capacity,
         )
         runner = Runner(
-            self._registry, config, self._inflight, self._acks, info, now_s=now_s
+            self._registry,
+            config,
+            self._inflight,
+            self._acks,
+            info,
+            now_s=now_s,
+            ended=report.ended if report else None,
         )
         self._handlers = HandlerThreads(runner, self._acks, self._inflight)
         self._admission = Admission(
@@ -131,12 +148,27 @@ class Worker:
             now_s=now_s,
             producer=self._client,
             notified=store.notifying is not None,
+            pulse=self._pulses.admit,
+            emit=emit,
         )
         heartbeat = Heartbeat(
-            store, self._inflight, lease_ms=config.lease_ms, now_s=now_s
+            store,
+            self._inflight,
+            lease_ms=config.lease_ms,
+            now_s=now_s,
+            pulse=self._pulses.renew,
+            show=self._show,
+            emit=emit,
+            worker_id=self.worker_id,
         )
         self._watch = Watchdog(
-            config, self._inflight, self._acks, now_s=now_s, died=self._died
+            config,
+            self._inflight,
+            self._acks,
+            now_s=now_s,
+            died=self._died,
+            emit=emit,
+            worker_id=self.worker_id,
         )
         self._duties: Duties | None = None
         if config.run_duties:
@@ -147,6 +179,7 @@ class Worker:
                 now_s=now_s,
                 hooks=config.periodic_hooks,
                 at_start=self._apply_schedules if config.sync_schedules else None,
+                emit=emit,
             )
         self._loops = {
             "watchdog": self._loop("watchdog", self._watch.step),
@@ -160,6 +193,19 @@ class Worker:
             self._loops["notify"] = self._loop("notify", listening.step)
         if self._duties is not None:
             self._loops["duties"] = self._loop("duties", self._duties.step)
+        if config.memory_limit_bytes is not None:
+            memory = MemoryWatch(
+                config.memory_sampler,
+                worker_id=self.worker_id,
+                limit_bytes=config.memory_limit_bytes,
+                interval_ms=config.memory_check_interval_ms,
+                crossed=self._memory_crossed,
+                emit=emit,
+                note=lambda error: self._loops["memory"].guard.noted(error),
+                now_s=now_s,
+            )
+            self._loops["memory"] = self._loop("memory", memory.step)
+        self._emit = emit
 
     def _loop(self, name: str, step: Callable[[], float]) -> ServiceLoop:
         return ServiceLoop(name, step, died=self._died, now_s=self._now_s)
@@ -175,8 +221,9 @@ class Worker:
             How it ended. With `abandoned` above 0 the process must end with `os._exit`.
 
         Raises:
-            ConfigurationError: a handler declares a result and the store keeps none, or
-                schedules are declared and the store keeps none.
+            ConfigurationError: a handler declares a result and the store keeps none,
+                schedules are declared and the store keeps none, or the ready file
+                cannot be written.
             InvalidRequest: faults of the registry, all at once.
             RuntimeError: the worker was made before a fork, or has run already.
         """
@@ -189,11 +236,14 @@ class Worker:
         self._status = "running"
         try:
             self._check_registry()
+            self._presence = self._make_presence()
             if not install_signal_handlers:
                 return self._run()
             with self._signals:
                 return self._run()
         finally:
+            if self._ready_file is not None:
+                self._ready_file.remove()
             self._over.set()
             self._begun.set()
 
@@ -210,18 +260,28 @@ class Worker:
 
     def health(self) -> Health:
         """How the worker is doing, from any thread."""
+        now_s, pulses, duties = self._now_s(), self._pulses, self._duties
         status = self._status
+        if status != "starting":
+            status = self._standing(stops=status == "terminating").status
         if self._dead_loop is not None:
             status = "failing"
-        elif status == "running" and self._admission.quiet:
-            status = "quiet"
         threads = {name: loop.health() for name, loop in self._loops.items()}
+        if duties is not None:
+            threads |= duties.health()
+        lost = any(lp.ended or lp.guard.dead for lp in self._loops.values())
         return Health(
             status=status,
+            healthy=not lost and (pulses.away or not pulses.overdue(now_s)),
+            ready=self.ready.is_set(),
             worker_id=self.worker_id,
             in_flight=self._inflight.taken,
             capacity=self._inflight.capacity,
-            duties=tuple(sorted(self._duties.held)) if self._duties is not None else (),
+            last_admit_ok_ms=pulses.admit.age_ms(now_s),
+            last_renew_ok_ms=pulses.renew.age_ms(now_s),
+            last_beat_ok_ms=pulses.beat.age_ms(now_s),
+            store="unavailable" if pulses.away else "ok",
+            duties=() if duties is None else tuple(sorted(duties.held)),
             threads=threads,
         )
 
@@ -270,6 +330,26 @@ class Worker:
             # The producer's defaults, and this worker's store.
             client = Client(self._store, defaults=self._client().defaults)
             client.schedules.apply(declared)
+
+    def _make_presence(self) -> Presence:
+        if self._config.ready_file is not None:
+            self._ready_file = ReadyFile(self._config.ready_file)
+        return Presence(
+            self._store,
+            self._config,
+            self.worker_id,
+            self._inflight,
+            self._pulses.beat,
+            polled=self._admission.polled,
+            standing=lambda: self._standing(stops=self._must_stop()),
+            obey=self._obey,
+            ready=self._answered,
+            health=self.health,
+            note=lambda error: self._loops["heartbeat"].guard.noted(error),
+            emit=self._emit,
+            file=self._ready_file,
+            now_s=self._now_s,
+        )
 
     def _check_registry(self) -> None:
         self._registry.check()
@@ -346,24 +426,71 @@ class Worker:
         """Wait for the end. No store call is made here, so that none can hold it up."""
         while not self._must_stop():
             self._bell.wait(LOOK_AT_WATCHDOG_S)
-            quiet = self._signals.toggles % 2 == 1
-            if quiet != self._admission.quiet:
-                self._admission.quiet = quiet
-                self._loops["admission"].nudge()
+            while self._toggles < self._signals.toggles:
+                self._toggles += 1
+                self._be_quiet(not self._admission.quiet)
+                self._loops["heartbeat"].nudge()  # which tells the others
             if self._loops["watchdog"].ended:
                 self._died("watchdog")
 
     def _must_stop(self) -> bool:
-        return self._stopping or self._signals.stops > 0 or self._dead_loop is not None
+        return self._restarting or self._ends_soon()
+
+    def _ends_soon(self) -> bool:
+        """The drain is a bounded one."""
+        stopped = self._stopping or self._signals.stops > 0
+        return stopped or self._memory_full or self._dead_loop is not None
+
+    def _standing(self, *, stops: bool) -> Standing:
+        if stops and self._restarting and not self._ends_soon():
+            status = "restarting"
+        elif stops:
+            status = "terminating"
+        else:
+            status = "quiet" if self._admission.quiet else "running"
+        duties = self._duties is not None and not (stops or self._resigned)
+        return Standing(status=status, duties_active=duties)
+
+    def _be_quiet(self, quiet: bool) -> None:
+        self._admission.quiet = quiet
+        self._loops["admission"].nudge()
 
     # On the threads of the loops.
 
     def _admit(self) -> float:
         due_s = self._admission.step()
         if self._admission.answered and not self.ready.is_set():
+            self._presence.answered()
+        return due_s
+
+    def _show(self) -> bool:
+        return self._presence.beat()
+
+    def _answered(self) -> None:
+        if not self.ready.is_set():
             self.ready.set()
             self._begun.set()
-        return due_s
+
+    def _obey(self, command: str) -> None:
+        if command in ("quiet", "resume"):
+            self._be_quiet(command == "quiet")
+        elif command == "resign":
+            self._resign()
+        else:
+            self._restarting |= command == "restart"
+            self._stopping |= command == "terminate"
+            self._bell.ring()
+
+    def _resign(self) -> None:
+        self._resigned = True
+        if self._duties is not None:
+            self._duties.resign()
+            self._loops["duties"].nudge()
+
+    def _memory_crossed(self) -> None:
+        if not self._ends_soon():
+            self._memory_full = True
+            self._bell.ring()
 
     def _hand_over(self, attempts: list[LiveAttempt]) -> None:
         with self._intake:
@@ -373,7 +500,9 @@ class Worker:
                 self._handlers.feed(attempts)
         if crossed:
             # The answer crossed the stop: nothing is started any more.
-            release(self._store, attempts, 0.0)
+            for attempt, ack in release(self._store, attempts, 0.0):
+                if self._report is not None and ack is not None:
+                    self._report.released(attempt, ack)
         elif self._watch.must_wake(attempts):
             self._loops["watchdog"].nudge()
 
@@ -390,13 +519,19 @@ class Worker:
     # The end.
 
     def _shut_down(self) -> ExitStatus:
-        self._status = "terminating"
+        if self._ready_file is not None:
+            self._ready_file.remove()
         with self._intake:
             self._closed = True
+        self._status = "terminating"
         logger.info("worker %s stops, %d jobs run", self.worker_id, len(self._inflight))
         for name in ("admission", "notify"):
             if name in self._loops:
                 self._loops[name].stop()
+        # Others take the upkeep over now, and hear what becomes of this worker.
+        self._resign()
+        self._loops["heartbeat"].nudge()
+        report = self._report
         drain = Drain(
             self._store,
             self._inflight,
@@ -404,6 +539,9 @@ class Worker:
             self._bell,
             now_s=self._now_s,
             hurried=lambda: self._signals.stops > 1,
+            bounded=self._ends_soon,
+            released=report.released if report else None,
+            lost=report.lost if report else None,
         )
         released, left = drain.run(
             timeout_ms=self._config.shutdown_timeout_ms,
@@ -413,6 +551,7 @@ class Worker:
             released=released + self._released,
             abandoned=self._end_threads(left),
             loop_died=self._dead_loop is not None,
+            memory_full=self._memory_full,
         )
         self.exit_status = status
         logger.info(
@@ -423,17 +562,18 @@ class Worker:
         return status
 
     def _end_threads(self, left: list[LiveAttempt]) -> int:
-        """Stop everything, the heartbeat after the handlers and the duties last.
+        """Stop everything, the heartbeat after the handlers; then leave the fleet.
 
         Returns:
             How many threads are still running.
         """
         self._handlers.end()
         alive = self._handlers.join(JOIN_S, but={attempt.thread_id for attempt in left})
-        self._loops["heartbeat"].stop()
-        if self._duties is not None:
-            self._loops["duties"].stop()
-            within(JOIN_S, "duties", self._release_duties)
+        for name in ("heartbeat", "duties"):
+            if name in self._loops:
+                self._loops[name].stop()
+        if not within(JOIN_S, "leave", self._leave):
+            alive.append("headgate-leave")
         until_s = self._now_s() + JOIN_S
         for name, loop in self._loops.items():
             loop.stop()
@@ -443,10 +583,13 @@ class Worker:
             logger.warning("threads still running: %s", ", ".join(alive))
         return len(alive)
 
-    def _release_duties(self) -> None:
-        assert self._duties is not None
-        self._loops["duties"].join(JOIN_S)
-        self._duties.release(JOIN_S)
+    def _leave(self) -> None:
+        if self._duties is not None:
+            self._loops["duties"].join(JOIN_S)
+            self._duties.release(JOIN_S)
+        # A beat that is still under way would put the worker back into the list.
+        if self._loops["heartbeat"].join(JOIN_S):
+            self._presence.leave()
 
     def _died(self, name: str) -> None:
         if self._dead_loop is None:
@@ -454,9 +597,10 @@ class Worker:
             logger.critical("%s could not be revived; the worker drains and ends", name)
             self._bell.ring()
 
-    def _accepted(self, attempt: LiveAttempt, ack: Ack) -> None:
+    def _accepted(self, attempt: LiveAttempt, ack: Ack) -> bool:
         if ack.error == RELEASED_AT_SHUTDOWN:
             self._released += 1  # by the pilot of the ack box alone
+        return self._report is not None and self._report.accepted(attempt, ack)
 
     def _client(self) -> Client:
         if self._producer is None:

@@ -1,0 +1,183 @@
+"""What a worker reports: the events, and the sink that an exporter implements."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import frozen
+
+from headgate_sync.tracing import TraceContext
+
+
+@frozen(kw_only=True)
+class Admitted:
+    """A job was claimed."""
+
+    queue: str
+    count: int = 1
+
+
+@frozen(kw_only=True)
+class Rejected:
+    """A handler handed its job back because of a limit that it met itself.
+
+    Jobs that the gate leaves waiting are not reported: they were never claimed.
+
+    Attributes:
+        policy: "rate_class".
+    """
+
+    queue: str
+    policy: str
+    count: int = 1
+
+
+@frozen(kw_only=True)
+class Completed:
+    """A job succeeded, and the store has taken the ack."""
+
+    kind: str
+    ms: int
+
+
+@frozen(kw_only=True)
+class Quarantined:
+    """A job killed so many workers that it was set aside, with all of its content."""
+
+    fingerprint: str
+    crashes: int
+
+
+@frozen(kw_only=True)
+class Evicted:
+    """Finished jobs past their retention were deleted; of any queue, which is ""."""
+
+    count: int
+    queue: str = ""
+
+
+@frozen(kw_only=True)
+class JobSpan:
+    """One attempt from its claim to its end; the last event of an attempt.
+
+    Attributes:
+        attempt: failures before this attempt.
+        outcome: "success", "retry", "skip", "revoke", "snooze", "undecodable",
+            "rate_limited", or "lease_lost" where the store did not take an outcome.
+        started_at_ms: store time of the claim.
+        ms: length, the wait for the ack not included.
+        trace: from the headers of the job, or None.
+    """
+
+    job_id: str
+    kind: str
+    queue: str
+    attempt: int
+    outcome: str
+    started_at_ms: int
+    ms: int
+    trace: TraceContext | None = None
+
+
+@frozen(kw_only=True)
+class WorkerSaturation:
+    """How busy a worker is, with every beat; the fields are those of `WorkerMeta`."""
+
+    worker: str
+    inflight: int
+    capacity: int
+    utilization: float
+    empty_poll_ratio: float
+    polls: int
+    empty_polls: int
+
+
+@frozen(kw_only=True)
+class WorkerMemory:
+    """One sample of a worker's memory.
+
+    Attributes:
+        restart_requested: the limit is reached; the worker drains and ends.
+    """
+
+    worker: str
+    used_bytes: int
+    limit_bytes: int
+    restart_requested: bool
+
+
+@frozen(kw_only=True)
+class RenewFailed:
+    """The leases of a worker could not be renewed; nothing is known to be lost.
+
+    Attributes:
+        job_id: "", because a renewal is about all jobs of the worker.
+    """
+
+    worker: str
+    job_id: str
+    detail: str
+
+
+@frozen(kw_only=True)
+class AckFailed:
+    """An outcome could not be stored.
+
+    Attributes:
+        job_id: of a job whose outcome is given up; "" for a call that is repeated.
+    """
+
+    worker: str
+    job_id: str
+    detail: str
+
+
+@frozen(kw_only=True)
+class Stuck:
+    """A handler goes on although it was told to stop.
+
+    Attributes:
+        detail: why it was told to stop.
+    """
+
+    worker: str
+    job_id: str
+    detail: str
+
+
+@frozen(kw_only=True)
+class LogDropped:
+    """Lines that a handler logged did not fit into what is kept with its job."""
+
+    worker: str
+    job_id: str
+    detail: str
+
+
+TelemetryEvent = (
+    Admitted
+    | Rejected
+    | Completed
+    | Quarantined
+    | Evicted
+    | JobSpan
+    | WorkerSaturation
+    | WorkerMemory
+    | RenewFailed
+    | AckFailed
+    | Stuck
+    | LogDropped
+)
+
+
+class Telemetry(Protocol):
+    """A sink for events, such as an exporter of metrics."""
+
+    def on_event(self, event: TelemetryEvent) -> None:
+        """Take an event in, on whichever thread of the worker it happens.
+
+        Must be quick and must not call the store: acks wait for it. What it raises is
+        logged once per minute and disturbs nothing. Unknown classes must be ignored;
+        later releases add some.
+        """
+        ...
