@@ -48,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
 
     embedded = commands.add_parser("embedded", help="the development database")
     embedded.add_argument("action", choices=("remove",))
+    worker = commands.add_parser("worker", help="look after a worker process")
+    actions = worker.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check", help="exit 0 if a worker is well, else 1")
+    check.add_argument("path", type=Path, help="what it was given as --ready-file")
+    check.add_argument("--max-age", default="60s", metavar="DURATION")
     return parser
 
 
@@ -137,7 +142,25 @@ def _cron(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"cron": _cron, "demo": _demo, "migrate": _migrate, "embedded": _embedded}
+def _worker(arguments: argparse.Namespace) -> int:
+    from headgate_sync.durations import duration_ms
+    from headgate_sync.worker.readyfile import complaint
+
+    max_age_ms = duration_ms("--max-age", arguments.max_age)
+    said = complaint(arguments.path, max_age_ms=max_age_ms)
+    if said is None:
+        return 0
+    print(f"headgate: {said}", file=sys.stderr)
+    return 1
+
+
+_COMMANDS = {
+    "cron": _cron,
+    "demo": _demo,
+    "migrate": _migrate,
+    "embedded": _embedded,
+    "worker": _worker,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from headgate_sync.errors import ConfigurationError, InvalidRequest, Unsupported
 from headgate_sync.identity import Identity
@@ -79,6 +79,7 @@ class Headgate:
     ) -> None:
         self.registry = Registry()
         self._runtime = Runtime(defaults, self.registry, parts)
+        self._worker_config: dict[str, Any] = {}
         self._configured = False  # whether the source was read, not given in code
         # What goes with a source that is named later.
         self._given = Settings(
@@ -384,14 +385,42 @@ class Headgate:
 
     # Running.
 
+    def configure_worker(self, **config: Any) -> None:
+        """Settings for every worker made here, those of the command line too.
+
+        For what has no option there, such as `telemetry` and `death_handlers`. A later
+        call adds to an earlier one; what `worker` or the command line is given wins.
+
+        Args:
+            **config: settings of `WorkerConfig`.
+
+        Raises:
+            InvalidRequest: there is no such setting, or it is out of range.
+        """
+        from headgate_sync.worker import WorkerConfig
+
+        known = {field.name for field in fields(WorkerConfig)}
+        unknown = sorted(set(config) - known)
+        if unknown:
+            raise InvalidRequest(
+                f"WorkerConfig has no {', '.join(unknown)}; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        WorkerConfig(**config)
+        self._worker_config |= config
+
     def worker(
-        self, *, queues: Sequence[str] | None = None, threads: int = 16, **config: Any
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        threads: int | None = None,
+        **config: Any,
     ) -> Worker:
         """Make a worker over this facade's tasks, with a pool of its own.
 
         Args:
             queues: None is every queue that a declared task names, and the default one.
-            threads: jobs that run at the same time.
+            threads: jobs that run at the same time; None is 16.
             **config: further settings of `WorkerConfig`.
 
         Raises:
@@ -401,21 +430,22 @@ class Headgate:
         opened = self._runtime.open()
         from headgate_sync.worker import Worker, WorkerConfig
 
-        if queues is None:
+        config = {"producer": opened.client, **self._worker_config, **config}
+        if queues is not None:
+            config["queues"] = queues
+        elif "queues" not in config:
             named = set(self.registry.queues())
             if isinstance(self._runtime.defaults.queue, str):
                 named.add(self._runtime.defaults.queue)
-            queues = sorted(named)
-        settings = WorkerConfig(
-            queues=queues,
-            capacity=threads,
-            **{"producer": opened.client, **config},
-        )
+            config["queues"] = sorted(named)
+        if threads is not None:
+            config["capacity"] = threads
+        settings = WorkerConfig(**config)
         store, located = opened.store, opened.settings
         if located is not None:
             store = self._runtime.own_store(
                 located,
-                pool_size=threads + 2,
+                pool_size=settings.capacity + 2,
                 listen=located.listen_url or located.url,
             )
         return Worker(store, self.registry, settings)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +66,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="APP",
         help="module:attribute of a Headgate, a Registry, or a function that makes one",
     )
-    defaults = WorkerConfig()
+    # None is what the application configured for its workers, else the default.
+    usual = WorkerConfig()
     made.add_argument("--queues", help="default: every queue of a declared task")
-    made.add_argument("--threads", type=int, default=defaults.capacity, metavar="N")
-    made.add_argument("--worker-id", help="stable identity, for sticky jobs")
-    made.add_argument("--lease", default=defaults.lease, metavar="DURATION")
     made.add_argument(
-        "--shutdown-timeout", default=defaults.shutdown_timeout, metavar="DURATION"
+        "--threads", type=int, metavar="N", help=f"jobs at once ({usual.capacity})"
+    )
+    made.add_argument("--worker-id", help="stable identity, for sticky jobs")
+    made.add_argument("--lease", metavar="DURATION", help=f"of a claim ({usual.lease})")
+    made.add_argument(
+        "--shutdown-timeout",
+        metavar="DURATION",
+        help=f"for running jobs after a stop ({usual.shutdown_timeout})",
     )
     made.add_argument(
         "--no-duties", action="store_true", help="leave the upkeep to other workers"
@@ -168,17 +172,12 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
         facade._runtime.ask(max(1, int((until_s - time.monotonic()) * 1000)))
 
     connected(ask)
-    return facade.worker(
-        queues=queues,
-        threads=arguments.threads,
-        worker_id=arguments.worker_id,
-        lease=arguments.lease,
-        shutdown_timeout=arguments.shutdown_timeout,
-        run_duties=not arguments.no_duties,
-        **(
-            {} if arguments.ready_file is None else {"ready_file": arguments.ready_file}
-        ),
-    )
+    names = ("worker_id", "lease", "shutdown_timeout", "ready_file")
+    given = {name: getattr(arguments, name) for name in names}
+    config = {name: value for name, value in given.items() if value is not None}
+    if arguments.no_duties:
+        config["run_duties"] = False
+    return facade.worker(queues=queues, threads=arguments.threads, **config)
 
 
 def _check_options(arguments: argparse.Namespace, queues: list[str] | None) -> int:
@@ -195,15 +194,18 @@ def _check_options(arguments: argparse.Namespace, queues: list[str] | None) -> i
             raise InvalidRequest("--queues must name at least one queue")
         for queue in queues:
             check_name("--queues", queue)
-    check_int("--threads", arguments.threads, 1, MAX_CAPACITY)
+    if arguments.threads is not None:
+        check_int("--threads", arguments.threads, 1, MAX_CAPACITY)
     if arguments.worker_id is not None:
         check_worker_id("--worker-id", arguments.worker_id)
-    lease_ms = duration_ms("--lease", arguments.lease)
-    if lease_ms > MAX_LEASE_MS:
-        raise InvalidRequest(
-            f"--lease is {arguments.lease!r}, the limit is {MAX_LEASE_MS} ms"
-        )
-    duration_ms("--shutdown-timeout", arguments.shutdown_timeout, minimum_ms=0)
+    if arguments.lease is not None:
+        lease_ms = duration_ms("--lease", arguments.lease)
+        if lease_ms > MAX_LEASE_MS:
+            raise InvalidRequest(
+                f"--lease is {arguments.lease!r}, the limit is {MAX_LEASE_MS} ms"
+            )
+    if arguments.shutdown_timeout is not None:
+        duration_ms("--shutdown-timeout", arguments.shutdown_timeout, minimum_ms=0)
     return duration_ms("--connect-timeout", arguments.connect_timeout)
 
 
@@ -227,7 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         logger.info(
             "a stop takes up to %d s; a platform that kills earlier turns running jobs "
             "into crashes",
-            longest_stop_s(arguments.shutdown_timeout),
+            longest_stop_s(worker.config),
         )
         status = worker.run()
     except AppFailed as failed:
@@ -244,9 +246,8 @@ def main(argv: list[str] | None = None) -> int:
     return status.code
 
 
-def longest_stop_s(shutdown_timeout: timedelta | str) -> int:
+def longest_stop_s(config: WorkerConfig) -> int:
     """Seconds that a stop may take: drain, last grace, handing back, ending threads."""
-    config = WorkerConfig(shutdown_timeout=shutdown_timeout)
     drain_ms = config.shutdown_timeout_ms
     total_ms = drain_ms + config.cancel_grace_ms + min(drain_ms, RELEASE_WINDOW_MS)
     total_ms += JOINS_MS

@@ -63,6 +63,7 @@ class Worker:
         config: the settings.
 
     Attributes:
+        config: its settings.
         worker_id: the identity shown to the store.
         ready: set once the store knows the worker, or has answered its first admit
             where it keeps no registry of workers.
@@ -73,7 +74,7 @@ class Worker:
     ) -> None:
         self._store = store
         self._registry = registry
-        self._config = config or WorkerConfig()
+        self.config = self._config = config or WorkerConfig()
         self.worker_id = self._config.worker_id or make_worker_id()
         self.ready = threading.Event()
         self._now_s = time.monotonic

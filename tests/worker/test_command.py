@@ -15,6 +15,7 @@ import pytest
 from headgate_sync.app import Headgate
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.registry import Registry
+from headgate_sync.worker import WorkerConfig
 from headgate_sync.worker.__main__ import AppFailed, load_app, longest_stop_s, main
 
 ROOT = Path(__file__).parents[2]
@@ -218,4 +219,4 @@ def test_logging_is_set_up_only_where_nobody_did(monkeypatch: Any, capsys: Any) 
     ("timeout", "seconds"), [("25s", 35), ("22s", 32), ("1s", 7), ("0s", 5)]
 )
 def test_a_stop_has_an_end_that_can_be_told(timeout: str, seconds: int) -> None:
-    assert longest_stop_s(timeout) == seconds
+    assert longest_stop_s(WorkerConfig(shutdown_timeout=timeout)) == seconds
