@@ -248,3 +248,43 @@ def test_a_store_without_inspection_has_neither_quarantine_nor_schedules(
     duties.step()
     assert duties.held == NAMES - {"operations", "quarantine", "scheduler"}
     duties.release(PATIENCE_S)
+
+
+def test_a_sweep_that_fails_for_ever_is_logged_once_a_minute_and_seen(
+    store: Any, caplog: Any
+) -> None:
+    ticking = Ticking(store)
+    ticking.tap.around["duty_tick"] = lambda real, *args, **keywords: {"promoter": True}
+
+    def broken(real: Any, limit: int) -> int:
+        raise BackendError("broken", sqlstate="XX000")
+
+    ticking.tap.around["promote_due"] = broken
+    for _ in range(50):
+        ticking.tick()
+        ticking.settle()
+    health = ticking.duties.health()["duty-promoter"]
+    assert (health.failures, health.consecutive_failures) == (50, 50)
+    assert health.last_error is not None
+    assert health.last_error.startswith("BackendError")
+    assert caplog.text.count("duty promoter failed") == 1
+    ticking.tap.around.pop("promote_due")
+    ticking.tick()
+    ticking.settle()
+    assert ticking.duties.health()["duty-promoter"].consecutive_failures == 0
+
+
+def test_a_worker_that_resigned_gives_everything_up_and_ticks_no_more(
+    store: Any,
+) -> None:
+    ticking, other = Ticking(store), Ticking(store, "w2")
+    ticking.tick()
+    assert ticking.duties.held == NAMES
+    ticking.duties.resign()
+    assert ticking.duties.step() == float("inf")
+    assert ticking.duties.held == frozenset()
+    other.tick()
+    assert other.duties.held == NAMES
+    ticks = ticking.tap.count("duty_tick")
+    assert ticking.tick(60) == float("inf")
+    assert ticking.tap.count("duty_tick") == ticks

@@ -233,3 +233,28 @@ def test_a_lease_is_renewed_while_user_transactions_hold_the_whole_pool(
             postgres.pool.putconn(connection)
     postgres.clock.advance_ms(59_999)
     assert store.reclaim_expired(10) == []
+
+
+def test_leases_are_renewed_before_the_worker_shows_itself(store: Any) -> None:
+    enqueue(store, "a")
+    beating = Beating(store)
+    beating.bench.admit()
+    seen: list[int] = []
+
+    def show() -> bool:
+        seen.append(beating.tap.count("renew"))
+        return False
+
+    heartbeat = Heartbeat(
+        beating.tap,
+        beating.bench.inflight,
+        lease_ms=30_000,
+        now_s=beating.steps,
+        show=show,
+    )
+    # Where the store did not answer the next try comes sooner.
+    assert heartbeat.step() == pytest.approx(beating.steps() + 10 / 3)
+    assert seen == [1]
+    beating.tap.fail("renew", StoreUnavailable("away"))
+    heartbeat.step()
+    assert seen == [1, 2]

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from headgate_sync.attempt import LiveAttempt
+from headgate_sync.cancel import CancelReason
 from headgate_sync.context import JobContext
 from headgate_sync.errors import StoreUnavailable
+from headgate_sync.events import StuckHandler
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
 from headgate_sync.worker.loops import ServiceLoop
@@ -245,6 +247,76 @@ def test_a_handler_that_ignores_a_lost_lease_is_reported(
     assert "stuck, its handler ignores lease_lost" in caplog.text
     assert watching.tap.count("ack_batch") == 0
     assert watching.bench.inflight.free == watching.bench.config.capacity - 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "told_as"),
+    [(CancelReason.TIMEOUT, "timeout"), (CancelReason.LEASE_LOST, "cancellation")],
+)
+def test_a_stuck_handler_is_told_once_with_its_stack_on_a_thread_of_its_own(
+    store: Any, reason: CancelReason, told_as: str
+) -> None:
+    gate, registry = Gate(), Registry()
+    told: list[tuple[StuckHandler, str]] = []
+
+    def hangs_here() -> None:
+        gate.hold()
+
+    registry.task("k")(hangs_here)
+
+    def stuck(event: StuckHandler) -> None:
+        told.append((event, threading.current_thread().name))
+
+    store.enqueue([envelope("a", kind="k", payload=b"{}", headers={"h": "v"})])
+    watching = Watching(store, registry, stuck_handler=stuck)
+    (attempt,) = watching.bench.admit()
+    thread = watching.start(attempt)
+    gate.wait()
+    attempt.cancel(reason)
+    watching.look(9.999)
+    assert told == []
+    watching.look(0.001)
+    wait_for(lambda: bool(told), "it is told")
+    watching.look(60)
+    gate.open()
+    thread.join(PATIENCE_S)
+    watching.look(60)
+    ((event, thread_name),) = told
+    assert thread_name == "headgate-stuck"
+    assert (event.reason, event.threshold_ms) == (told_as, 10_000)
+    assert (event.envelope.id, event.envelope.headers) == ("a", {"h": "v"})
+    assert "hangs_here" in event.stack
+
+
+def test_a_handler_that_reacts_or_was_never_told_is_not_stuck(store: Any) -> None:
+    told: list[StuckHandler] = []
+    enqueue(store, "obeys", "works")
+    watching = Watching(store, stuck_handler=told.append)
+    obeys, _works = watching.bench.admit()
+    obeys.cancel(CancelReason.TIMEOUT)
+    watching.look(5)
+    watching.bench.inflight.finish(obeys, acks=False)
+    watching.look(7_200)
+    assert told == []
+
+
+def test_a_stuck_handler_of_the_users_that_fails_is_logged(
+    store: Any, caplog: Any
+) -> None:
+    called = threading.Event()
+
+    def fails(event: StuckHandler) -> None:
+        called.set()
+        raise LookupError("broken")
+
+    enqueue(store, "a")
+    watching = Watching(store, stuck_handler=fails)
+    (attempt,) = watching.bench.admit()
+    attempt.cancel(CancelReason.LEASE_LOST)
+    watching.look(10)
+    assert called.wait(PATIENCE_S)
+    wait_for(lambda: "LookupError: broken" in caplog.text, "it is logged")
+    assert "job a (queue q): stuck handler" in caplog.text
 
 
 def test_a_healthy_job_may_run_for_hours(store: Any, caplog: Any) -> None:
