@@ -12,12 +12,20 @@ import psycopg
 from headgate_sync.app import Headgate
 from headgate_sync.context import JobContext
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.worker import loops
 
 QUEUE = "crash"
 URL = os.environ["HEADGATE_DATABASE_URL"]
 POINT = os.environ.get("CRASH_POINT", "")
 
+MEMORY_LIMIT = os.environ.get("CRASH_MEMORY_LIMIT", "")
+BREAKS = os.environ.get("CRASH_BREAKS", "")
+
 hg = Headgate.from_env()
+if MEMORY_LIMIT:
+    hg.configure_worker(
+        memory_limit_bytes=int(MEMORY_LIMIT), memory_check_interval="500ms"
+    )
 
 
 def _insert(statement: str, values: tuple[Any, ...]) -> None:
@@ -109,3 +117,13 @@ def _ack_with_points(self: PgStore, acks: Any) -> Any:
 
 if POINT:
     PgStore.ack_batch = _ack_with_points  # type: ignore[method-assign]
+
+
+def _broken(*args: Any, **keywords: Any) -> Any:
+    raise RuntimeError("broken for ever")
+
+
+if BREAKS:
+    # The pauses between tries are shortened: their length is a test of its own.
+    loops.LONGEST_PAUSE_S = 0.1
+    setattr(PgStore, BREAKS, _broken)

@@ -178,11 +178,13 @@ class Fleet:
 
     # Waiting
 
-    def wait_for(self, condition: Callable[[], bool], what: str) -> float:
+    def wait_for(
+        self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
+    ) -> float:
         """Wait until something holds; returns the seconds it took."""
         began_s = time.monotonic()
         while not condition():
-            if time.monotonic() - began_s > PATIENCE_S:
+            if time.monotonic() - began_s > patience_s:
                 raise AssertionError(f"never: {what}\n{self.logs()}")
             self._pause.wait(0.02)
         return time.monotonic() - began_s

@@ -67,8 +67,13 @@ class Proxy:
             except OSError:
                 return
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server)
             self.accepted += 1
+            try:
+                server.connect(self._server)
+            except OSError:  # it is away, which the client may see, too
+                client.close()
+                server.close()
+                continue
             self._sockets += [client, server]
             thread = threading.Thread(target=self._relay, args=(client, server))
             self._threads.append(thread)

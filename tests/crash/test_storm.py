@@ -1,0 +1,134 @@
+"""Every kind of outage, one after the other, under workers that must outlive them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headgate_sync.postgres.migrate import migrate_up
+from tests.crash.fleet import PATIENCE_S, Fleet
+from tests.postgres.proxy import Proxy, proxy_to
+from tests.servers import OwnServer, own_server
+
+pytestmark = pytest.mark.crash
+
+JOBS = 120
+LOOPS = {"admission", "heartbeat", "watchdog", "duties", "notify"}
+
+
+@pytest.fixture
+def server() -> Iterator[OwnServer]:
+    with own_server() as owned:
+        migrate_up(owned.conninfo)
+        yield owned
+
+
+@pytest.fixture
+def proxy(server: OwnServer) -> Iterator[Proxy]:
+    with proxy_to(server.conninfo) as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(server: OwnServer, tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(server.conninfo, tmp_path) as made:
+        yield made
+
+
+def rounds(path: Path) -> dict[str, int]:
+    """Good rounds of every service loop, as the worker tells."""
+    told: Any = json.loads(path.read_text())
+    return {name: told["threads"][name]["rounds"] for name in LOOPS}
+
+
+def become_read_only(server: OwnServer) -> None:
+    """As after a failover: the address leads to a server that only replays."""
+    server.stop("fast")
+    (server.pgdata / "standby.signal").touch()
+    server.start()
+
+
+def become_primary(server: OwnServer) -> None:
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        assert connection.execute("SELECT pg_promote(true, 30)").fetchone() == (True,)
+
+
+def test_workers_outlive_a_storm_of_outages(
+    server: OwnServer, proxy: Proxy, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.facade.close()
+    paths = [tmp_path / f"ready-{number}" for number in range(2)]
+    workers = [
+        fleet.start(
+            *("--ready-file", str(path), "--lease", "6s", "--threads", "4"),
+            HEADGATE_DATABASE_URL=proxy.conninfo,
+        )
+        for path in paths
+    ]
+    fleet.wait_for(lambda: all(path.exists() for path in paths), "all are ready")
+    ids: list[str] = []
+
+    def more(count: int) -> None:
+        """Jobs to be in the middle of, enqueued while the server answers."""
+        fleet.reconnect()
+        fresh = [f"j{len(ids) + number:03}" for number in range(count)]
+        fleet.enqueue("effect", *fresh[::2])
+        fleet.enqueue("waits", *fresh[1::2], payload=b'{"seconds":0.2}')
+        fleet.facade.close()
+        ids.extend(fresh)
+
+    part = JOBS // 6
+    more(part)
+    server.restart("fast")
+    more(part)
+    server.restart("kill")
+    for _ in range(3):
+        more(part // 3)
+        server.terminate_backends()
+        fleet.let_pass(0.5)
+    more(part)
+    proxy.silent = True  # nothing is answered, and nothing says so
+    fleet.let_pass(9)  # longer than a lease
+    proxy.cut()
+    proxy.silent = False
+    more(part)
+    become_read_only(server)
+    fleet.let_pass(4)
+    become_primary(server)
+    more(part)
+
+    def completed() -> int:
+        [(count,)] = fleet.query(
+            "SELECT count(*) FROM headgate.headgate_job WHERE state = 'completed'"
+        )
+        return int(count)
+
+    fleet.wait_for(lambda: completed() == len(ids), "all are completed", 2 * PATIENCE_S)
+    assert [worker.ended for worker in workers] == [False, False]
+    assert {count for job, count in fleet.effects().items()} == {1}
+    assert set(fleet.effects()) == set(_effects(fleet, ids))
+    before = [rounds(path) for path in paths]
+    for path, earlier in zip(paths, before, strict=True):
+        fleet.wait_for(
+            lambda path=path, earlier=earlier: all(
+                rounds(path)[name] > earlier[name] for name in LOOPS
+            ),
+            "every loop ticks",
+        )
+        told: Any = json.loads(path.read_text())
+        assert (told["healthy"], told["store"]) == (True, "ok")
+    assert [worker.stop() for worker in workers] == [0, 0]
+    assert not any("could not be revived" in worker.said for worker in workers)
+
+
+def _effects(fleet: Fleet, ids: list[str]) -> list[str]:
+    rows = fleet.query(
+        "SELECT id FROM headgate.headgate_job WHERE kind = 'effect' AND id = ANY (%s)",
+        ids,
+    )
+    return [id for (id,) in rows]
