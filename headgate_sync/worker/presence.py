@@ -23,10 +23,10 @@ from headgate_sync.workers import COMMANDS, WorkerMeta
 
 logger = logging.getLogger(__name__)
 
-MAX_HOST_BYTES = 255
+HOST_BYTES = 255
 # A beat that brought a command is followed by one that says it is applied, and that one
 # may bring another.
-MAX_BEATS_IN_A_ROW = 4
+BEATS_IN_A_ROW = 4
 
 
 @frozen(kw_only=True)
@@ -84,7 +84,7 @@ class Presence:
         self._file = file
         self._now_s = now_s
         host = socket.gethostname().encode("ascii", "replace").decode()
-        self._host = host[:MAX_HOST_BYTES]
+        self._host = host[:HOST_BYTES]
         self._started_at_ms = time.time_ns() // 1_000_000
         self._applied: str | None = None
         self._beaten = False
@@ -119,7 +119,7 @@ class Presence:
         if inspect is None:
             return True
         self._pulse.expect(self._now_s())
-        for _ in range(MAX_BEATS_IN_A_ROW):
+        for _ in range(BEATS_IN_A_ROW):
             try:
                 command = inspect.heartbeat_worker(self._meta())
             except StoreError as error:
