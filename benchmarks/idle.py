@@ -32,11 +32,12 @@ def run(url: str, options: Namespace) -> Report:
         for _ in range(options.runs):
             with worker_process(url, "--threads", "16") as worker:
                 time.sleep(5)  # past its start and the first backoffs
-                before, cpu = _transactions(url), worker.cpu_s()
+                (before, began_s), cpu = _transactions(url), worker.cpu_s()
                 time.sleep(options.seconds)
                 shares.append((worker.cpu_s() - cpu) / options.seconds * 100)
+                after, ended_s = _transactions(url)
                 # one transaction is the reading of the counter itself
-                rates.append((_transactions(url) - before - 1) / options.seconds)
+                rates.append((after - before - 1) / (ended_s - began_s))
                 peaks.append(worker.peak_mb())
     report.figure("worker_cpu_percent", shares)
     report.figure("transactions_per_s", rates)
@@ -51,12 +52,13 @@ def run(url: str, options: Namespace) -> Report:
     return report
 
 
-def _transactions(url: str) -> int:
+def _transactions(url: str) -> tuple[int, float]:
+    """The counter, and the instant of its reading."""
     with psycopg.connect(url, autocommit=True) as connection:
         time.sleep(1.1)  # backends report their counters at most once a second
         row = connection.execute(_COUNT).fetchone()
         assert row is not None
-        return int(row[0])
+        return int(row[0]), time.monotonic()
 
 
 def _start_ms(code: str) -> float:

@@ -22,6 +22,7 @@ class ReadyFile:
     """
 
     def __init__(self, path: Path) -> None:
+        path = path.absolute()  # the application may change its working directory
         self._path = path
         self._fresh = path.with_name(f".{path.name}.{os.getpid()}")
         self._lock = threading.Lock()  # guards the files, and the next field
