@@ -24,6 +24,8 @@ from tests.builders import QUEUE, WORKER, envelope, job, steer
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
 
 QUICK = {"lease": "90ms", "duty_interval": "20ms"}
+# Where a handler runs: its lease must outlive the moments of a busy machine.
+HOLDS = {"lease": "3s", "duty_interval": "20ms"}
 OFTEN = Poll(floor_ms=10, ceiling_ms=20)
 
 
@@ -73,7 +75,7 @@ def test_a_beat_shows_running_handlers_and_the_last_admits(store: Any) -> None:
     registry, gate = Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(store, registry, poll=OFTEN, capacity=2, **QUICK):
+    with working(store, registry, poll=OFTEN, capacity=2, **HOLDS):
         gate.wait()
         wait_for(lambda: row(store).inflight == 1, "the handler is seen")
         wait_for(lambda: row(store).polls == 128, "a full window")
@@ -150,7 +152,7 @@ def test_a_worker_that_is_to_terminate_drains_within_its_time(store: Any) -> Non
         ctx.sleep(PATIENCE_S)
 
     put(store, "a")
-    with working(store, registry, shutdown_timeout="50ms", **QUICK) as worker:
+    with working(store, registry, shutdown_timeout="50ms", **HOLDS) as worker:
         assert started.wait(PATIENCE_S)
         steer(store).signal_worker(WORKER, "terminate")
         worker._over.wait(PATIENCE_S)
@@ -163,7 +165,7 @@ def test_a_worker_that_is_to_restart_waits_for_its_handlers(store: Any) -> None:
     registry, gate = Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    config = {"shutdown_timeout": "1ms", "cancel_grace": "0s", **QUICK}
+    config = {"shutdown_timeout": "1ms", "cancel_grace": "0s", **HOLDS}
     with working(store, registry, worker_id="old", **config) as old:
         gate.wait()
         wait_for(lambda: bool(old.health().duties), "it holds duties")
@@ -192,7 +194,7 @@ def test_a_stop_bounds_the_drain_of_a_restart(store: Any) -> None:
         ctx.sleep(PATIENCE_S)
 
     put(store, "a")
-    with working(store, registry, shutdown_timeout="0s", **QUICK) as worker:
+    with working(store, registry, shutdown_timeout="0s", **HOLDS) as worker:
         assert started.wait(PATIENCE_S)
         asked(store, "restart")
         assert row(store).status == "restarting"
@@ -204,17 +206,15 @@ def test_a_command_that_an_operator_replaces_meanwhile_is_followed(
 ) -> None:
     """Nothing is lost between hearing of one command and clearing it."""
     tap = TappedInspect(store)
-    answers: list[WorkerMeta] = []
 
     def beat(real: Any, meta: WorkerMeta) -> Any:
         command = real(meta)
         if command == "quiet" and meta.applied is None:
             steer(store).signal_worker(WORKER, "resign")
-        answers.append(meta)
         return command
 
+    tap.inspect.around["heartbeat_worker"] = beat
     with working(tap, Registry(), **QUICK) as worker:
-        tap.inspect.around["heartbeat_worker"] = beat
         steer(store).signal_worker(WORKER, "quiet")
         wait_for(lambda: row(store).duties_active is False, "it resigned, too")
         assert worker.health().status == "quiet"
@@ -231,8 +231,8 @@ def test_a_beat_that_fails_after_a_command_says_it_again(store: Any) -> None:
             raise StoreUnavailable("away")
         return real(meta)
 
+    tap.inspect.around["heartbeat_worker"] = beat
     with working(tap, Registry(), **QUICK):
-        tap.inspect.around["heartbeat_worker"] = beat
         asked(store, "quiet")
         assert failed.is_set()
         assert row(store).status == "quiet"
@@ -365,7 +365,7 @@ def test_the_ready_file_lives_as_long_as_jobs_are_taken(
     path.write_text("of a process that was killed")
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(store, registry, ready_file=path, **QUICK) as worker:
+    with working(store, registry, ready_file=path, **HOLDS) as worker:
         wait_for(path.exists, "it is written")
         assert json.loads(path.read_text())["worker_id"] == WORKER
         first = path.stat().st_mtime_ns
