@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_sync.app import Headgate as Headgate
-    from headgate_sync.binding import (
-        Attempt as Attempt,
-    )
-    from headgate_sync.binding import (
-        TaskId as TaskId,
-    )
-    from headgate_sync.binding import (
-        WorkerInfo as WorkerInfo,
-    )
+    from headgate_sync.binding import BatchJob as BatchJob
     from headgate_sync.client import Client as Client
     from headgate_sync.client.batch import Batch as Batch
     from headgate_sync.client.batch_values import BatchItem as BatchItem
@@ -108,6 +100,9 @@ if TYPE_CHECKING:
         StoreUnavailable as StoreUnavailable,
     )
     from headgate_sync.errors import (
+        TrackedClosed as TrackedClosed,
+    )
+    from headgate_sync.errors import (
         UnknownSchemaVersion as UnknownSchemaVersion,
     )
     from headgate_sync.errors import (
@@ -116,6 +111,13 @@ if TYPE_CHECKING:
     from headgate_sync.errors import WaitTimeout as WaitTimeout
     from headgate_sync.identity import Identity as Identity
     from headgate_sync.identity import enqueue_identity as enqueue_identity
+    from headgate_sync.injection import Attempt as Attempt
+    from headgate_sync.injection import Data as Data
+    from headgate_sync.injection import Depends as Depends
+    from headgate_sync.injection import Meta as Meta
+    from headgate_sync.injection import Metadata as Metadata
+    from headgate_sync.injection import TaskId as TaskId
+    from headgate_sync.injection import WorkerInfo as WorkerInfo
     from headgate_sync.lifecycle import Outcome as Outcome
     from headgate_sync.lifecycle import State as State
     from headgate_sync.memory.store import MemStore as MemStore
@@ -138,6 +140,7 @@ if TYPE_CHECKING:
         Snooze as Snooze,
     )
     from headgate_sync.store import Store as Store
+    from headgate_sync.worker import IsolatedProcess as IsolatedProcess
     from headgate_sync.worker import Worker as Worker
     from headgate_sync.worker import WorkerConfig as WorkerConfig
 
@@ -163,11 +166,7 @@ _HOMES = {
         "BatchSummary",
     ),
     "app": ("Headgate",),
-    "binding": (
-        "Attempt",
-        "TaskId",
-        "WorkerInfo",
-    ),
+    "binding": ("BatchJob",),
     "client": ("Client",),
     "context": (
         "JobContext",
@@ -202,8 +201,18 @@ _HOMES = {
         "StoreConflict",
         "StoreError",
         "StoreUnavailable",
+        "TrackedClosed",
         "UnknownSchemaVersion",
         "Unsupported",
+    ),
+    "injection": (
+        "Attempt",
+        "Data",
+        "Depends",
+        "Meta",
+        "Metadata",
+        "TaskId",
+        "WorkerInfo",
     ),
     "lifecycle": (
         "Outcome",
@@ -228,6 +237,7 @@ _HOMES = {
     ),
     "store": ("Store",),
     "worker": (
+        "IsolatedProcess",
         "Worker",
         "WorkerConfig",
     ),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headgate_sync.client.schedules import Schedules, SyncReport
     from headgate_sync.client.waiting import Completion
     from headgate_sync.worker import Worker
+    from headgate_sync.worker.isolated import IsolatedProcess
 
 DEFAULT_CHUNK_SIZE = 500
 DEFAULT_KEEP = "1h"
@@ -201,6 +202,14 @@ class Headgate:
     def handler(self, task: type, **options: Any) -> Callable[[F], F]:
         """Declare the handler of a payload class; see `Registry.handler`."""
         return self.registry.handler(task, **options)
+
+    def batch_handler(self, task: type, **options: Any) -> Callable[[F], F]:
+        """Declare a handler of many jobs per call; see `Registry.batch_handler`."""
+        return self.registry.batch_handler(task, **options)
+
+    def isolated(self, task: type | Task, process: IsolatedProcess) -> None:
+        """Run a task's jobs in processes; see `Registry.isolated`."""
+        self.registry.isolated(task, process)
 
     def raw_handler(self, kind: str, **options: Any) -> Callable[[F], F]:
         """Declare a handler of undecoded envelopes; see `Registry.raw_handler`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,14 @@ from headgate_sync.store import Store
 if TYPE_CHECKING:
     from headgate_sync.binding import RetryPolicy
     from headgate_sync.context import JobContext
+    from headgate_sync.interrupt import Interrupt
+    from headgate_sync.loglines import LogBuffer
+
+_OPEN = nullcontext()
+
+
+class AttemptFault(Exception):
+    """What the worker itself finds wrong with an attempt; its text says it all."""
 
 
 class Settlement(StrEnum):
@@ -44,6 +53,8 @@ class LiveAttempt:
         in_doubt: the reply to that commit was lost.
         finished: the handler settled the job itself.
         retry: the handler's own policy, known once it runs.
+        capture: collects log records for this attempt into `logs`; None does not.
+        interrupt: of a handler that may be struck by an exception.
         renewing: the heartbeat extends the lease.
         settled: somebody decided the outcome; later results are dropped.
         returned: the handler's thread is free again.
@@ -54,6 +65,7 @@ class LiveAttempt:
     __slots__ = (
         "actual_weight",
         "airborne",
+        "capture",
         "claim",
         "completing",
         "concluded",
@@ -64,8 +76,10 @@ class LiveAttempt:
         "finished",
         "in_doubt",
         "in_once",
+        "interrupt",
         "lease",
         "lease_due_s",
+        "logs",
         "now_s",
         "producer",
         "renewing",
@@ -104,6 +118,9 @@ class LiveAttempt:
         self.token_set_s: float | None = None
         self.actual_weight: int | None = None
         self.context: JobContext | None = None
+        self.capture: object | None = None
+        self.logs: LogBuffer | None = None
+        self.interrupt: Interrupt | None = None
         self.thread_id: int | None = None
         self.retry: RetryPolicy | None = None
         self.finished: Settlement | None = None
@@ -129,6 +146,14 @@ class LiveAttempt:
         if left_ms <= 0 or 0 < envelope.timeout_ms <= left_ms:
             return envelope.timeout_ms, False
         return left_ms, True
+
+    def shielded(self) -> AbstractContextManager[None]:
+        """A block that no exception from outside interrupts."""
+        return _OPEN if self.interrupt is None else self.interrupt.shield()
+
+    def exposed(self) -> AbstractContextManager[None]:
+        """A block inside of that which one may interrupt: the handler's own code."""
+        return _OPEN if self.interrupt is None else self.interrupt.exposed()
 
     def cancel(self, reason: CancelReason) -> bool:
         """Set the token and note when, for the watch on stuck handlers."""

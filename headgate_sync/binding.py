@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NewType, Union
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import frozen
 
@@ -17,82 +15,46 @@ from headgate_sync.errors import (
     InvalidRequest,
     MalformedPayload,
 )
+from headgate_sync.injection import Given, Injector
 from headgate_sync.lease import JobResult
 from headgate_sync.scalars import SIMPLE, Form, Mismatch
+from headgate_sync.signals import Control
+from headgate_sync.steps import StepPlan
 
 if TYPE_CHECKING:
     from headgate_sync.context import JobContext
+    from headgate_sync.worker.isolated import IsolatedProcess
 
+T = TypeVar("T")
 RetryPolicy = Callable[[Any], Any]
 FailureTest = Callable[[Exception], bool]
 
-TaskId = NewType("TaskId", str)
-"""Annotate a handler parameter with it to receive the id of the job."""
-
 
 @frozen
-class Attempt:
-    """Annotate a handler parameter with it to receive how often the job ran before.
+class BatchJob(Generic[T]):
+    """One job of a call of a batch handler; each is settled on its own.
 
     Attributes:
-        attempt: failures that the handler returned; 0 in the first run.
-        crash_attempt: leases lost.
-        max_attempts: failures after which the job is archived.
+        ctx: its attempt.
+        args: its payload.
     """
 
-    attempt: int
-    crash_attempt: int
-    max_attempts: int
-
-
-@frozen(kw_only=True)
-class WorkerInfo:
-    """Annotate a handler parameter with it to receive who runs the job."""
-
-    worker_id: str
-    queues: tuple[str, ...]
-    capacity: int
-
-
-@frozen(kw_only=True)
-class Given:
-    """What injected parameters are made from; one per attempt."""
-
-    context: JobContext
+    ctx: JobContext
     envelope: Envelope
-    worker: WorkerInfo
+    args: T
 
 
-Injector = Callable[[Given], object]
+@frozen(kw_only=True)
+class BatchPlan:
+    """How jobs are put together for a batch handler.
 
-
-def _attempt(given: Given) -> Attempt:
-    envelope = given.envelope
-    return Attempt(envelope.attempt, envelope.crash_attempt, envelope.max_attempts)
-
-
-def injector_of(annotation: object) -> Injector | None:
-    """How to fill a parameter with this annotation; None when it is payload.
-
-    `X | None` counts as X, so that a handler can also be called without a worker.
+    Attributes:
+        max_size: the most jobs of one call.
+        max_delay_ms: how long the first of them waits for others.
     """
-    # The context and the client stand on the worker's side, which needs this module.
-    from headgate_sync.client.bound import JobClient
-    from headgate_sync.context import JobContext
 
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        members = [a for a in typing.get_args(annotation) if a is not type(None)]
-        if len(members) == 1:
-            annotation = members[0]
-    injectors: tuple[tuple[object, Injector], ...] = (
-        (JobContext, lambda given: given.context),
-        (JobClient, lambda given: given.context.client),
-        (Envelope, lambda given: given.envelope),
-        (Attempt, _attempt),
-        (TaskId, lambda given: TaskId(given.envelope.id)),
-        (WorkerInfo, lambda given: given.worker),
-    )
-    return next((fill for kind, fill in injectors if kind is annotation), None)
+    max_size: int
+    max_delay_ms: int
 
 
 @frozen(kw_only=True)
@@ -106,6 +68,11 @@ class Binding:
         retry: delay before the next attempt; None leaves it to the worker.
         is_failure: whether an exception consumes an attempt; None is the worker's rule.
         declares_result: the handler is annotated to return something.
+        async_cancel: whether an exception may strike its thread; None is the worker's
+            rule.
+        steps: what the task says about its steps.
+        batch: the handler takes many jobs in one call.
+        isolated: the handler runs in a process of its own.
     """
 
     kind: str
@@ -114,6 +81,10 @@ class Binding:
     retry: RetryPolicy | None
     is_failure: FailureTest | None
     declares_result: bool
+    async_cancel: bool | None
+    steps: StepPlan
+    batch: BatchPlan | None
+    isolated: IsolatedProcess | None
     _function: Callable[..., Any]
     _decode: Callable[[Envelope], dict[str, object]]
     _injectors: Mapping[str, Injector]
@@ -148,6 +119,8 @@ class Binding:
         for name, fill in self._injectors.items():
             try:
                 filled[name] = fill(given)
+            except (Control, ExtractionError):
+                raise
             except Exception as error:
                 raise ExtractionError("parameter", f"{name}: {error}") from error
         return filled
@@ -157,6 +130,10 @@ class Binding:
     ) -> object:
         """Run the handler; whatever it raises comes out unchanged."""
         return self._function(**arguments, **injected)
+
+    def call_batch(self, jobs: list[BatchJob[Any]]) -> object:
+        """Run a batch handler; whatever it raises comes out unchanged."""
+        return self._function(jobs)
 
     def encode_result(self, value: object) -> JobResult | None:
         """What to store of a return value: None for None, bytes as they are.

@@ -38,22 +38,38 @@ _EXCEPTIONS: dict[CancelReason, type[AttemptCancelled]] = {
 
 def exception_for(reason: CancelReason, job_id: str) -> AttemptCancelled:
     """What a handler gets raised when it looks."""
-    return _EXCEPTIONS[reason](f"job {job_id}: {reason.value}")
+    return class_for(reason)(f"job {job_id}: {reason.value}")
+
+
+def class_for(reason: CancelReason) -> type[AttemptCancelled]:
+    """The class of that."""
+    return _EXCEPTIONS[reason]
 
 
 class CancelToken:
     """Tells one attempt to stop: set at most once, never after the attempt has ended.
 
+    A token that failed stops the attempt as well, without a reason from outside: one of
+    the attempt's own threads raised. A reason may still follow.
+
     Callbacks run on a thread of their own, because the threads that set tokens guard
     every other attempt of the worker and must not wait for user code.
     """
 
-    __slots__ = ("_callbacks", "_closed", "_event", "_idle", "_lock", "_reason")
+    __slots__ = (
+        "_callbacks",
+        "_closed",
+        "_event",
+        "_failed",
+        "_idle",
+        "_lock",
+        "_reason",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards every field below
         self._reason: CancelReason | None = None
-        self._closed = False
+        self._closed = self._failed = False
         self._event: threading.Event | None = None  # made by the first waiter
         self._idle: threading.Event | None = None  # set when the callbacks are through
         self._callbacks: list[Callable[[], object]] = []
@@ -63,36 +79,59 @@ class CancelToken:
         """The reason, once set."""
         return self._reason
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the attempt should stop, for whatever reason."""
+        return self._reason is not None or self._failed
+
     def set(self, reason: CancelReason) -> bool:
         """Ask the attempt to stop; False when it was asked before or has ended."""
         with self._lock:
             if self._closed or self._reason is not None:
                 return False
             self._reason = reason
-            callbacks, self._callbacks = self._callbacks[::-1], []
-            if callbacks:
-                self._idle = threading.Event()
-            event = self._event
-        if event is not None:
-            event.set()
-        if callbacks:
-            self._call_apart(callbacks)
+            tell = self._stop()
+        tell()
         return True
+
+    def fail(self) -> None:
+        """Stop the attempt because a part of it failed."""
+        with self._lock:
+            if self._closed or self._failed:
+                return
+            self._failed = True
+            tell = self._stop()
+        tell()
+
+    def _stop(self) -> Callable[[], None]:
+        """Take what is to be told; under the lock. The rest is done without it."""
+        callbacks, self._callbacks = self._callbacks[::-1], []
+        if callbacks:
+            self._idle = threading.Event()
+        event, idle = self._event, self._idle
+
+        def tell() -> None:
+            if event is not None:
+                event.set()
+            if idle is not None and callbacks:
+                self._call_apart(callbacks, idle)
+
+        return tell
 
     def wait(self, seconds: float) -> bool:
         """Wait until set, at most so long; True when it is."""
         with self._lock:
-            if self._reason is not None:
+            if self.stopped:
                 return True
             if self._event is None:
                 self._event = threading.Event()
         self._event.wait(seconds)
-        return self._reason is not None
+        return self.stopped
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """Run the callback when the token is set, or at once when it already is."""
         with self._lock:
-            if self._reason is None:
+            if not self.stopped:
                 self._callbacks.append(callback)
                 return
         _call(callback)
@@ -110,18 +149,24 @@ class CancelToken:
             idle.wait()
         return self._reason
 
-    def _call_apart(self, callbacks: list[Callable[[], object]]) -> None:
+    def _call_apart(
+        self, callbacks: list[Callable[[], object]], idle: threading.Event
+    ) -> None:
         try:
             threading.Thread(
-                target=self._run, args=(callbacks,), name="headgate-cancel", daemon=True
+                target=self._run,
+                args=(callbacks, idle),
+                name="headgate-cancel",
+                daemon=True,
             ).start()
         except RuntimeError as error:
             # The attempt must still come to its end, and the caller to its others.
             logger.error("%d cancel callbacks are left out: %s", len(callbacks), error)
-            assert self._idle is not None
-            self._idle.set()
+            idle.set()
 
-    def _run(self, callbacks: list[Callable[[], object]]) -> None:
+    def _run(
+        self, callbacks: list[Callable[[], object]], idle: threading.Event
+    ) -> None:
         try:
             for callback in callbacks:
                 thread = threading.Thread(
@@ -136,8 +181,7 @@ class CancelToken:
                 if thread.is_alive():
                     logger.warning("cancel callback %s takes over 1 s", _name(callback))
         finally:
-            assert self._idle is not None
-            self._idle.set()
+            idle.set()
 
 
 def _call(callback: Callable[[], object]) -> None:

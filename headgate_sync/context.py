@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.cancel import exception_for
+from headgate_sync.codec import JSON, Codec
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import MAX_INT32, check_int
 from headgate_sync.errors import (
+    AttemptCancelled,
     InvalidRequest,
     LeaseRejected,
     StoreError,
+    TrackedClosed,
     Unsupported,
 )
+from headgate_sync.extensions import Extensions
 from headgate_sync.lease import (
     Checkpoint,
     JobResult,
@@ -27,14 +34,29 @@ from headgate_sync.lease import (
 )
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.schedule import PeriodicOrigin
+from headgate_sync.steps import NO_PLAN, CursorStep, StepBlock, StepPlan, Steps
 from headgate_sync.store import TxHandle
 from headgate_sync.tracing import TraceContext, trace_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from headgate_sync.client.bound import JobClient
+    from headgate_sync.injection import Dependencies
+    from headgate_sync.tracked import Tracked
+
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 PROGRESS_INTERVAL_S = 0.5
 RELEASED_BY_HANDLER = "released by handler"
+JOB_LOGGER = "headgate.job"
+ATTEMPT_KEY = "headgate_attempt"  # of a log record, names the attempt it belongs to
 
 _current: ContextVar[JobContext] = ContextVar("headgate_sync_job")
 
@@ -46,6 +68,23 @@ def current_job() -> JobContext:
         LookupError: no attempt runs here.
     """
     return _current.get()
+
+
+def running_attempt() -> LiveAttempt | None:
+    """The record of the attempt that runs on this thread, if one does."""
+    context = _current.get(None)
+    return None if context is None else context._attempt
+
+
+class JobLog(_Adapter):
+    """The logger of one attempt; `extra` adds fields to a line."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Name the attempt, so that the line finds it from any thread."""
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
 
 
 class JobContext:
@@ -60,16 +99,38 @@ class JobContext:
         "_attempt",
         "_checkpoint",
         "_client",
+        "_data",
+        "_dependencies",
+        "_extensions",
+        "_log",
+        "_plan",
         "_progress_lock",
         "_progress_sent_s",
         "_progress_unsent",
         "_result",
+        "_returned",
+        "_steps",
+        "_tracked",
     )
 
-    def __init__(self, attempt: LiveAttempt) -> None:
+    def __init__(
+        self,
+        attempt: LiveAttempt,
+        plan: StepPlan = NO_PLAN,
+        extensions: Extensions | None = None,
+    ) -> None:
         self._attempt = attempt
+        self._plan = plan
+        self._extensions = extensions
         self._checkpoint = attempt.claim.checkpoint
+        # Made by their first use: most handlers need none of them.
         self._client: JobClient | None = None
+        self._data: Extensions | None = None
+        self._dependencies: Dependencies | None = None
+        self._log: JobLog | None = None
+        self._steps: Steps | None = None
+        self._tracked: Tracked | None = None
+        self._returned = False
         self._result: JobResult | None = None
         # Held across the write of a progress value, so that an older value sent by the
         # worker cannot overtake a newer one sent by the handler.
@@ -152,16 +213,38 @@ class JobContext:
             )
         return self._client
 
+    @property
+    def log(self) -> JobLog:
+        """A logger whose lines are kept with the attempt; `extra` adds fields.
+
+        Lines of every other logger are kept as well, when they come from the handler's
+        thread or a tracked one.
+        """
+        if self._log is None:
+            envelope = self._attempt.claim.envelope
+            self._log = JobLog(
+                logging.getLogger(JOB_LOGGER),
+                {
+                    ATTEMPT_KEY: self._attempt,
+                    "headgate_job_id": envelope.id,
+                    "headgate_queue": envelope.queue,
+                },
+            )
+        return self._log
+
     # Cancellation.
 
     @property
     def cancelled(self) -> bool:
         """Whether the attempt should stop."""
-        return self._attempt.token.reason is not None
+        return self._attempt.token.stopped
 
     @property
     def cancel_reason(self) -> str | None:
-        """`lease_lost`, `lease_expired`, `timeout`, `shutdown`; None while going on."""
+        """`lease_lost`, `lease_expired`, `timeout`, `shutdown`; None while going on.
+
+        None too when a tracked thread failed, which cancels the attempt from inside.
+        """
         reason = self._attempt.token.reason
         return None if reason is None else reason.value
 
@@ -175,6 +258,8 @@ class JobContext:
         reason = self._attempt.token.reason
         if reason is not None:
             raise exception_for(reason, self.job_id)
+        if self._attempt.token.stopped:
+            raise AttemptCancelled(f"job {self.job_id}: a tracked thread failed")
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until the attempt should stop; True when it should."""
@@ -194,6 +279,33 @@ class JobContext:
         """
         self._attempt.token.on_cancel(callback)
 
+    def shield(self) -> AbstractContextManager[None]:
+        """A block that the exception of `async_cancel` does not interrupt.
+
+        It is raised at the end of the block instead. The token is set either way.
+        """
+        return self._attempt.shielded()
+
+    def spawn(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """Start a thread that belongs to the attempt, and ends before it is settled.
+
+        When the handler has returned, the worker waits for it. An exception in it fails
+        the attempt and asks the handler and the other threads to stop.
+
+        Raises:
+            TrackedClosed: the handler has returned.
+            InvalidRequest: 32 threads of the attempt are running.
+        """
+        if self._tracked is None:
+            if self._returned:
+                raise TrackedClosed(f"job {self.job_id}: its handler has returned")
+            from headgate_sync.tracked import Tracked
+
+            self._tracked = Tracked(self._attempt)
+        return self._tracked.spawn(partial(function, *args, **kwargs))
+
     # The lease.
 
     def extend_lease(self, to: timedelta | str) -> None:
@@ -210,7 +322,8 @@ class JobContext:
         # Set before the call: a beat that comes right after it must not shorten it.
         before_s, attempt.extended_due_s = attempt.extended_due_s, until_s
         try:
-            lost = attempt.store.renew([attempt.lease], lease_ms=lease_ms)
+            with attempt.shielded():
+                lost = attempt.store.renew([attempt.lease], lease_ms=lease_ms)
         except StoreError:
             attempt.extended_due_s = before_s
             raise
@@ -226,17 +339,18 @@ class JobContext:
             StoreUnavailable: not released.
         """
         attempt = self._attempt
-        try:
-            attempt.store.ack(
-                attempt.lease,
-                Outcome.RATE_LIMITED,
-                error=RELEASED_BY_HANDLER,
-                actual_weight=attempt.actual_weight,
-            )
-        except LeaseRejected as error:
-            raise attempt.lose() from error
-        attempt.finished = Settlement.RELEASED
-        attempt.renewing = False
+        with attempt.shielded():
+            try:
+                attempt.store.ack(
+                    attempt.lease,
+                    Outcome.RATE_LIMITED,
+                    error=RELEASED_BY_HANDLER,
+                    actual_weight=attempt.actual_weight,
+                )
+            except LeaseRejected as error:
+                raise attempt.lose() from error
+            attempt.finished = Settlement.RELEASED
+            attempt.renewing = False
 
     def report_actual_weight(self, weight: int) -> None:
         """Say what the work really cost; the last call counts, 0 gives all back."""
@@ -279,7 +393,8 @@ class JobContext:
         output = JobResult(version, data)
         self.check()
         try:
-            outputs.write_job_output(self._attempt.lease, output)
+            with self._attempt.shielded():
+                outputs.write_job_output(self._attempt.lease, output)
         except LeaseRejected as error:
             raise self._attempt.lose() from error
 
@@ -332,7 +447,7 @@ class JobContext:
     def _write_progress(self, update: ProgressUpdate | None) -> None:
         progress = self._attempt.store.progress
         assert progress is not None
-        with self._progress_lock:
+        with self._attempt.shielded(), self._progress_lock:
             update = update or self._progress_unsent
             self._progress_unsent = None
             if update is None:
@@ -354,11 +469,175 @@ class JobContext:
             LeaseLost: the job is not held any more.
         """
         self.check()
-        try:
-            self._attempt.store.checkpoint(self._attempt.lease, checkpoint)
-        except LeaseRejected as error:
-            raise self._attempt.lose() from error
+        self.write_checkpoint(checkpoint)
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Like `checkpoint`, also when the attempt has to stop."""
+        with self._attempt.shielded():
+            try:
+                self._attempt.store.checkpoint(self._attempt.lease, checkpoint)
+            except LeaseRejected as error:
+                raise self._attempt.lose() from error
+            self._checkpoint = checkpoint
+
+    def note_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note what a committed transaction wrote."""
         self._checkpoint = checkpoint
+
+    # Steps.
+
+    @overload
+    def step(self, name: str, /) -> StepBlock: ...
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R | None: ...
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any] | None = None,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Do a part of the work that later attempts need not do again.
+
+        With a function: call it, or return None when an earlier attempt completed the
+        step; its value is not kept. Without one this is a block, which no context
+        manager can skip, so that it has to ask:
+        `with ctx.step("upload") as run:`, `if run: ...`
+
+        Steps follow each other in the same order in every attempt, one at a time. What
+        stands outside of them runs in every attempt. While the store is away, a step
+        waits for it as long as the lease lasts.
+
+        Raises:
+            InvalidRequest: the name was used in this attempt, is not declared, the step
+                begins inside of another one, or follows one that failed.
+            StaleCheckpoint: an earlier attempt completed another step at this point;
+                the job becomes undecodable.
+            LeaseLost: the job is not held any more.
+            StoreUnavailable: the store did not come back in time.
+        """
+        if function is None:
+            return StepBlock(self._opened_steps(), name)
+        return self._opened_steps().call(name, function, *args, **kwargs)
+
+    def step_cursor(self, name: str, *, codec: Codec = JSON) -> CursorStep:
+        """A step, as a block, that remembers a position while it runs.
+
+        `with ctx.step_cursor("pages") as cur:` gives the last position saved as
+        `cur.value`, None at first; `cur.set(value)` saves one. `if cur:` is false when
+        an earlier attempt completed the step.
+
+        Args:
+            codec: turns positions into at most 1 MiB of bytes.
+
+        Raises:
+            MalformedPayload: the saved position cannot be read.
+            InvalidRequest, StaleCheckpoint, LeaseLost, StoreUnavailable: as for `step`.
+        """
+        return CursorStep(self._opened_steps(), name, codec)
+
+    def iterate(
+        self,
+        name: str,
+        source: Callable[[Any], Iterable[T]],
+        *,
+        cursor: Callable[[T], object],
+        every: int = 1,
+        codec: Codec = JSON,
+    ) -> Iterator[T]:
+        """Go through items as one step that goes on where the last attempt stopped.
+
+        The position is saved after every `every` items, after 5 s, and when the attempt
+        has to stop; a crash repeats the items since then. The loop has to run to its
+        end: after a `break` the step is not completed and no other can follow.
+
+        Args:
+            source: gets the saved position, None at first, and returns the items after
+                it.
+            cursor: the position of an item.
+
+        Raises:
+            InvalidRequest, StaleCheckpoint, LeaseLost, StoreUnavailable: as for `step`.
+        """
+        check_int("every", every, 1, MAX_INT32)
+        return self._opened_steps().iterate(
+            name, source, cursor=cursor, every=every, codec=codec
+        )
+
+    def step_once(
+        self, name: str, work: Callable[[TxHandle], object], *, tx: Any = None
+    ) -> bool:
+        """A step whose work and completion are one commit; see `once`.
+
+        Returns:
+            False when an earlier attempt did it.
+
+        Raises:
+            InvalidRequest: the job's id holds a slash; or as for `once` and `step`.
+            Unsupported: the store has no transactions.
+            StaleCheckpoint, LeaseLost, StoreUnavailable: as for `step`.
+        """
+        if self._attempt.store.transactional is None:
+            raise Unsupported("transactional")
+        return self._opened_steps().once(name, work, tx)
+
+    def resume_steps(self) -> None:
+        """Read the checkpoint of an earlier attempt; for the worker.
+
+        Raises:
+            StaleCheckpoint: its steps are not those of the present code.
+        """
+        self._checkpoint = self._plan.resumed(self._checkpoint)
+        self._opened_steps()
+
+    def _opened_steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(self, self._attempt, self._plan)
+        return self._steps
+
+    # Data.
+
+    def set_data(self, value: object, as_type: type | None = None) -> None:
+        """Keep a value for this attempt under its type."""
+        if self._data is None:
+            self._data = Extensions()
+        self._data.set(value, as_type)
+
+    def data(self, kind: type[T]) -> T:
+        """The attempt's value of exactly this type, else the worker's.
+
+        Raises:
+            LookupError: there is neither.
+        """
+        found = None if self._data is None else self._data.get(kind)
+        return self.worker_data(kind) if found is None else found
+
+    def job_data(self, kind: type[T]) -> T:
+        """The attempt's value of exactly this type; raises `LookupError` without."""
+        found = None if self._data is None else self._data.get(kind)
+        if found is None:
+            raise LookupError(f"no data of type {_name_of(kind)} in this attempt")
+        return found
+
+    def worker_data(self, kind: type[T]) -> T:
+        """The worker's value of exactly this type; raises `LookupError` without."""
+        found = None if self._extensions is None else self._extensions.get(kind)
+        if found is None:
+            raise LookupError(f"no data of type {_name_of(kind)}")
+        return found
+
+    def dependencies(self) -> Dependencies:
+        """What `Depends` functions made; for the worker."""
+        if self._dependencies is None:
+            from headgate_sync.injection import Dependencies
+
+            self._dependencies = Dependencies()
+        return self._dependencies
 
     # Exactly-once effects.
 
@@ -397,7 +676,35 @@ class JobContext:
         """Let `current_job` answer with this in the running context; for the worker."""
         _current.set(self)
 
+    def note_return(self) -> bool:
+        """Note that the handler has returned; for the worker.
+
+        Returns:
+            Whether something that it used has to be ended.
+        """
+        self._returned = True
+        return self._tracked is not None or self._dependencies is not None
+
+    def end_tracked(self, *, failed: bool, patience_s: float) -> None:
+        """Wait for tracked threads; for the worker. Raises the first error of one."""
+        self._returned = True
+        if self._tracked is not None:
+            self._tracked.close(failed=failed, patience_s=patience_s)
+
+    def end_dependencies(self, error: BaseException | None) -> None:
+        """Run the rest of generator dependencies; for the worker."""
+        if self._dependencies is not None:
+            self._dependencies.close(error)
+
     def close(self) -> None:
         """End what the handler must not use after it returned."""
         if self._client is not None:
             self._client.close()
+        if self._attempt.logs is not None:
+            self._attempt.logs.close()
+        # These and the context would keep each other for the collector.
+        self._steps = self._tracked = self._dependencies = self._log = None
+
+
+def _name_of(kind: object) -> str:
+    return getattr(kind, "__qualname__", None) or repr(kind)

@@ -311,16 +311,21 @@ class UnknownSchemaVersion(CodecError):
 class StaleCheckpoint(HeadgateError):
     """The recorded steps are not those of the present code; the job is undecodable."""
 
-    def __init__(self, expected: str, got: str) -> None:
-        super().__init__(expected, got)
+    def __init__(self, expected: str, got: str, detail: str = "") -> None:
+        super().__init__(expected, got, detail)
         self.expected = expected
         self.got = got
+        self.detail = detail
 
     def __str__(self) -> str:
-        return (
+        return self.detail or (
             f"checkpoint expects step {self.expected!r}, "
             f"the handler entered {self.got!r}"
         )
+
+
+class TrackedClosed(HeadgateError):
+    """The handler has returned; no further thread can belong to its attempt."""
 
 
 class ExtractionError(HeadgateError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from types import FrameType, FunctionType
 
-from headgate_sync.binding import FailureTest, RetryPolicy
+from headgate_sync.binding import BatchPlan, FailureTest, RetryPolicy
 from headgate_sync.codec import JSON, Codec
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.parameters import (
@@ -14,8 +15,35 @@ from headgate_sync.parameters import (
     declaring_frame,
     read_parameters,
 )
+from headgate_sync.steps import StepPlan
 
-HANDLER_OPTIONS = ("is_failure", "result_codec")
+HANDLER_OPTIONS = (
+    "is_failure",
+    "result_codec",
+    "async_cancel",
+    "steps",
+    "step_map",
+)
+
+
+StepNames = Sequence[str] | Mapping[str, int]
+StepMap = Mapping[int, Mapping[str, str]]
+
+
+def _plan(
+    label: str, version: int, steps: StepNames, step_map: StepMap | None
+) -> StepPlan:
+    if not steps and not step_map:
+        return StepPlan(version=version)
+    try:
+        return StepPlan(
+            version=version,
+            names=steps,
+            weights=dict(steps) if isinstance(steps, Mapping) else None,
+            renames=step_map or {},
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{label}: {error.message}") from error
 
 
 class Handler:
@@ -29,13 +57,23 @@ class Handler:
         retry: RetryPolicy | None = None,
         is_failure: FailureTest | None = None,
         result_codec: Codec = JSON,
+        async_cancel: bool | None = None,
+        steps: StepNames = (),
+        step_map: StepMap | None = None,
+        version: int = 1,
         payload_types: bool = True,
+        batch: BatchPlan | None = None,
     ) -> None:
         for name, value in (("retry", retry), ("is_failure", is_failure)):
             if value is not None and not callable(value):
                 raise InvalidRequest(
                     f"{label}: {name} must be callable, got {type(value).__name__}"
                 )
+        if async_cancel is not None and not isinstance(async_cancel, bool):
+            raise InvalidRequest(f"{label}: async_cancel must be True, False or None")
+        self.steps = _plan(label, version, steps, step_map)
+        self.async_cancel = async_cancel
+        self.batch = batch
         self.label = label
         self.function: FunctionType = check_function(label, function)
         self.retry = retry
@@ -67,6 +105,7 @@ class Handler:
                         self.function,
                         self._frame,
                         payload_types=self._payload_types,
+                        result_type=self.batch is None,
                     )
                     self._frame = None
         return self._parameters

@@ -25,6 +25,9 @@ _SESSION = "sqlalchemy.orm.session.Session"
 _CONNECTION = "sqlalchemy.engine.base.Connection"
 
 
+Settle = Callable[[Transactional, TxHandle], None]
+
+
 class _Ending(Protocol):
     """A transaction that begins and ends here."""
 
@@ -44,6 +47,27 @@ def run_once(attempt: LiveAttempt, work: Callable[[TxHandle], object], tx: Any) 
     Returns:
         False when an earlier delivery of the job did the work.
     """
+    return run_effect(attempt, work, tx, key=attempt.lease.job_id)
+
+
+def run_effect(
+    attempt: LiveAttempt,
+    work: Callable[[TxHandle], object],
+    tx: Any,
+    *,
+    key: str,
+    settle: Settle | None = None,
+) -> bool:
+    """Run the work in one transaction with what settles it.
+
+    Args:
+        tx: None for a connection of the store's pool, else an ORM's handle.
+        key: claimed in the transaction, so that the work is committed once for ever.
+        settle: the last write; None completes the job.
+
+    Returns:
+        False when the key was claimed before; the work is not run.
+    """
     transactional = attempt.store.transactional
     if transactional is None:
         raise Unsupported("transactional")
@@ -53,7 +77,8 @@ def run_once(attempt: LiveAttempt, work: Callable[[TxHandle], object], tx: Any) 
     ending = _ending(transactional, tx)
     attempt.in_once = True
     try:
-        return _run(attempt, transactional, ending, work)
+        with attempt.shielded():
+            return _run(attempt, transactional, ending, work, key, settle)
     finally:
         attempt.in_once = False
 
@@ -63,48 +88,59 @@ def _run(
     transactional: Transactional,
     ending: _Ending,
     work: Callable[[TxHandle], object],
+    key: str,
+    settle: Settle | None,
 ) -> bool:
     handle = ending.begin()
     try:
-        if not transactional.claim_effect(handle, attempt.lease.job_id):
+        if not transactional.claim_effect(handle, key):
             _roll_back(attempt, ending)
             return False
-        work(handle)
-        _complete(attempt, transactional, handle)
+        with attempt.exposed():
+            work(handle)
+        _settle(attempt, transactional, handle, settle)
     except BaseException:
         _roll_back(attempt, ending)
         raise
-    _commit(attempt, ending)
+    _commit(attempt, ending, completes=settle is None)
     return True
 
 
-def _complete(
-    attempt: LiveAttempt, transactional: Transactional, handle: TxHandle
+def _settle(
+    attempt: LiveAttempt,
+    transactional: Transactional,
+    handle: TxHandle,
+    settle: Settle | None,
 ) -> None:
     # From here to the end of the commit a renewal finds the row locked or completed,
     # which is no loss of the lease.
     attempt.completing = True
     try:
-        transactional.complete_tx(
-            handle, attempt.lease, actual_weight=attempt.actual_weight
-        )
+        if settle is not None:
+            settle(transactional, handle)
+        else:
+            transactional.complete_tx(
+                handle, attempt.lease, actual_weight=attempt.actual_weight
+            )
     except LeaseRejected as error:
         raise attempt.lose() from error
 
 
-def _commit(attempt: LiveAttempt, ending: _Ending) -> None:
+def _commit(attempt: LiveAttempt, ending: _Ending, *, completes: bool) -> None:
     try:
         ending.commit()
     except Exception as error:
         # A store that knows that nothing was committed says so. Else the answer to the
-        # next ack tells: it is rejected when the commit went through.
-        attempt.in_doubt = isinstance(error, StoreUnavailable) or not isinstance(
-            error, StoreError
+        # next ack tells: it is rejected when the completion went through. Of a step the
+        # next attempt finds out, by the claim of its effect.
+        attempt.in_doubt = completes and (
+            isinstance(error, StoreUnavailable) or not isinstance(error, StoreError)
         )
         raise
     else:
-        attempt.finished = Settlement.COMPLETED
-        attempt.renewing = False
+        if completes:
+            attempt.finished = Settlement.COMPLETED
+            attempt.renewing = False
     finally:
         attempt.completing = False
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from attrs import frozen
 
-from headgate_sync.binding import Injector, injector_of
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.forms import form_of
+from headgate_sync.injection import Injector, injector_of
 from headgate_sync.scalars import Form, UnknownAnnotation
 
 # The modules whose frames may stand between a declaration and the code that declares.
@@ -93,6 +93,7 @@ def read_parameters(
     frame: FrameType | None,
     *,
     payload_types: bool = True,
+    result_type: bool = True,
 ) -> Parameters:
     """Split the parameters of a handler and compile the forms of its payload.
 
@@ -102,6 +103,7 @@ def read_parameters(
         frame: where it is declared; late annotations may use its local names.
         payload_types: give each payload parameter a form; where the payload is one
             instance of a class there is none.
+        result_type: give the return value a form; a batch handler returns outcomes.
 
     Raises:
         LateNames: an annotation cannot be evaluated yet.
@@ -115,7 +117,7 @@ def read_parameters(
     injected: dict[str, Injector] = {}
     for name, parameter in signature.parameters.items():
         annotation = hints.get(name, parameter.empty)
-        fill = injector_of(annotation)
+        fill = _injector(f"{label}: {name}", annotation, scope)
         if fill is None:
             annotations[name] = annotation
             if payload_types:
@@ -134,7 +136,9 @@ def read_parameters(
                 )
             injected[name] = fill
     carried = [p for p in signature.parameters.values() if p.name in annotations]
-    returned = hints.get("return", inspect.Parameter.empty)
+    returned = hints.get("return") if result_type else inspect.Parameter.empty
+    if "return" not in hints:
+        returned = inspect.Parameter.empty
     return Parameters(
         payload=payload,
         annotations=annotations,
@@ -144,6 +148,15 @@ def read_parameters(
         result=_form(f"{label}: result", returned, scope),
         declares_result=returned not in (inspect.Parameter.empty, type(None), Any),
     )
+
+
+def _injector(
+    where: str, annotation: object, scope: Mapping[str, object]
+) -> Injector | None:
+    try:
+        return injector_of(where, annotation, scope)
+    except NameError as error:
+        raise LateNames(error.name or str(error)) from error
 
 
 def _form(where: str, annotation: object, scope: Mapping[str, object]) -> Form:

@@ -6,15 +6,25 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
-from headgate_sync.binding import Binding, FailureTest, RetryPolicy
+from headgate_sync.binding import BatchPlan, Binding, FailureTest, RetryPolicy
 from headgate_sync.codec import JSON, Codec
 from headgate_sync.context import JobContext
 from headgate_sync.declared import Declared, periodic_target
-from headgate_sync.envelope import DEFAULT_QUEUE, Envelope
-from headgate_sync.errors import InvalidRequest
-from headgate_sync.handlers import HANDLER_OPTIONS, Handler
+from headgate_sync.durations import duration_ms
+from headgate_sync.envelope import DEFAULT_QUEUE, Envelope, check_int
+from headgate_sync.errors import ConfigurationError, InvalidRequest
+from headgate_sync.handlers import HANDLER_OPTIONS, Handler, StepMap, StepNames
+from headgate_sync.lease import MAX_CAPACITY
 from headgate_sync.options import UNSET, TaskOptions, make_options
 from headgate_sync.parameters import LateNames
 from headgate_sync.request import Producer
@@ -28,6 +38,9 @@ from headgate_sync.task import (
     task_of,
     upcaster,
 )
+
+if TYPE_CHECKING:
+    from headgate_sync.worker.isolated import IsolatedProcess
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,6 +77,7 @@ class Registry:
         self._tasks: dict[str, Task] = {}  # by main kind
         self._main_kinds: dict[str, str] = {}  # main kinds and aliases to main kinds
         self._handlers: dict[str, Handler] = {}  # by main kind
+        self._isolated: dict[str, IsolatedProcess] = {}  # by main kind
         self._bindings: dict[str, Binding] = {}  # by main kind, made at first use
         self._producers: list[Callable[[], Producer]] = []
         self._declared: dict[str, Declared] = {}  # schedules by id
@@ -84,8 +98,8 @@ class Registry:
             version: of the payload's shape, 1 or more.
             aliases: further kinds that the handler answers.
             codec: turns plain values into bytes.
-            **options: those of `TaskOptions`; for a function also `is_failure` and
-                `result_codec`.
+            **options: those of `TaskOptions`; for a function also `is_failure`,
+                `result_codec`, `async_cancel`, `steps`, `step_map` and `isolated`.
 
         Raises:
             InvalidRequest: a bad or taken kind, an unknown option, or a parameter that
@@ -104,10 +118,12 @@ class Registry:
                     keep_class(made)
                     self._keep(made)
                 return declared
+            process = options.get("isolated")
+            also = (*HANDLER_OPTIONS, "isolated")
             handler_options = {k: options[k] for k in HANDLER_OPTIONS if k in options}
-            rest = {k: v for k, v in options.items() if k not in handler_options}
+            rest = {k: v for k, v in options.items() if k not in also}
             common["options"] = make_options(
-                TaskOptions, f"task {kind}", rest, also=HANDLER_OPTIONS
+                TaskOptions, f"task {kind}", rest, also=also
             )
             task: FunctionTask[Any, Any] = FunctionTask(
                 declared, kind, handler_options=handler_options, **common
@@ -115,6 +131,8 @@ class Registry:
             with self._lock:
                 self._check_free(task)
                 self._keep(task, task.handler)
+                if process is not None:
+                    self._isolated[task.kind] = process
             return task
 
         return decorate
@@ -126,6 +144,9 @@ class Registry:
         retry: RetryPolicy | None = None,
         is_failure: FailureTest | None = None,
         result_codec: Codec = JSON,
+        async_cancel: bool | None = None,
+        steps: StepNames = (),
+        step_map: StepMap | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a payload class.
 
@@ -134,10 +155,65 @@ class Registry:
             retry: delay before the next attempt; wins over the task's.
             is_failure: whether an exception consumes an attempt.
             result_codec: turns a plain return value into bytes.
+            async_cancel: whether an exception may strike the handler's thread when it
+                ignores its cancellation; None is the worker's setting.
+            steps: names of its steps, or names with weights; empty leaves them free.
+            step_map: by older version of the task, new names of its steps.
 
         Raises:
             InvalidRequest: no task, a second handler, or a parameter nothing fills.
         """
+        return self._of_class(
+            task,
+            retry=retry,
+            is_failure=is_failure,
+            result_codec=result_codec,
+            async_cancel=async_cancel,
+            steps=steps,
+            step_map=step_map,
+        )
+
+    def batch_handler(
+        self,
+        task: type,
+        *,
+        max_size: int,
+        max_delay: timedelta | str,
+        retry: RetryPolicy | None = None,
+        is_failure: FailureTest | None = None,
+        result_codec: Codec = JSON,
+    ) -> Callable[[F], F]:
+        """Declare a handler that takes many jobs of a payload class in one call.
+
+        It gets a list of `BatchJob` and returns a list with one entry per job, in
+        order: None or a value for a success, a signal or an exception for that outcome.
+        No exception of `async_cancel` strikes it, which would hit all jobs of a call.
+
+        Args:
+            task: a class that was declared as a task, here or anywhere.
+            max_size: the most jobs of one call, 1 or more; at most the worker's threads
+                are used.
+            max_delay: how long the first of them waits for others, 1 ms or more.
+            retry, is_failure, result_codec: as for `handler`.
+
+        Raises:
+            InvalidRequest: no task, a second handler, or more than one parameter.
+        """
+        plan = BatchPlan(
+            max_size=check_int("max_size", max_size, 1, MAX_CAPACITY),
+            max_delay_ms=duration_ms("max_delay", max_delay),
+        )
+        return self._of_class(
+            task,
+            retry=retry,
+            is_failure=is_failure,
+            result_codec=result_codec,
+            batch=plan,
+        )
+
+    def _of_class(
+        self, task: type, *, retry: RetryPolicy | None, **options: Any
+    ) -> Callable[[F], F]:
         known = task_of(task) if inspect.isclass(task) else None
         if known is None:
             raise InvalidRequest(f"{task!r} is no payload class of a task")
@@ -149,9 +225,9 @@ class Registry:
                 known.label,
                 function,
                 retry=retry,
-                is_failure=is_failure,
-                result_codec=result_codec,
+                version=known.version,
                 payload_types=False,
+                **options,
             )
             self._check_handler(known, made)
             with self._lock:
@@ -163,6 +239,32 @@ class Registry:
 
         return decorate
 
+    def isolated(self, task: type | Task, process: IsolatedProcess) -> None:
+        """Let the jobs of a task run in a process of their own, one for each attempt.
+
+        A payload class needs no handler here: the command may be any program.
+
+        Raises:
+            InvalidRequest: no task, a task that is isolated already, or a handler that
+                takes batches or returns a result, which a process cannot hand over.
+        """
+        known = task_of(task) if isinstance(task, type) else task
+        if known is None or not isinstance(known, PayloadTask):
+            raise InvalidRequest(f"{task!r} is no task with a payload")
+        with self._lock:
+            if self._tasks.get(known.kind) is not known:
+                self._check_free(known)
+            if known.kind in self._isolated:
+                raise InvalidRequest(f"kind `{known.kind}` is isolated already")
+            handler = self._handlers.get(known.kind)
+            if handler is not None and handler.batch is not None:
+                raise InvalidRequest(
+                    f"{known.label}: a batch handler cannot be isolated"
+                )
+            self._keep(known)
+            self._isolated[known.kind] = process
+            self._bindings.pop(known.kind, None)
+
     def raw_handler(
         self,
         kind: str,
@@ -170,6 +272,9 @@ class Registry:
         retry: RetryPolicy | None = None,
         is_failure: FailureTest | None = None,
         result_codec: Codec = JSON,
+        async_cancel: bool | None = None,
+        steps: StepNames = (),
+        step_map: StepMap | None = None,
     ) -> Callable[[F], F]:
         """Declare a handler that receives the `Envelope` itself; nothing is decoded.
 
@@ -185,6 +290,9 @@ class Registry:
                 retry=retry,
                 is_failure=is_failure,
                 result_codec=result_codec,
+                async_cancel=async_cancel,
+                steps=steps,
+                step_map=step_map,
                 payload_types=False,
             )
             self._check_handler(task, made)
@@ -295,6 +403,7 @@ class Registry:
         with other._lock:
             tasks, handlers = dict(other._tasks), dict(other._handlers)
             declared = dict(other._declared)
+            isolated = dict(other._isolated)
         with self._lock:
             for one in declared.values():
                 self._check_undeclared(one)
@@ -307,6 +416,8 @@ class Registry:
                     self._check_unhandled(kind)
             for kind, task in tasks.items():
                 self._keep(task, handlers.get(kind))
+                if kind in isolated:
+                    self._isolated[kind] = isolated[kind]
             self._declared |= declared
 
     def serve(self, producer: Callable[[], Producer]) -> None:
@@ -323,14 +434,13 @@ class Registry:
             InvalidRequest: the text lists every fault, one a line.
         """
         with self._lock:
-            tasks, handlers = dict(self._tasks), dict(self._handlers)
+            tasks = dict(self._tasks)
             declared = dict(self._declared)
         faults = []
         for kind, task in tasks.items():
             try:
                 task.settle()
-                if kind in handlers:
-                    self.resolve(kind)
+                self.resolve(kind)
             except InvalidRequest as error:
                 faults.append(error.message)
         for one in declared.values() if not faults else ():
@@ -366,9 +476,13 @@ class Registry:
         if binding is None:
             with self._lock:
                 handler = self._handlers.get(main)
-                if handler is None:
+                process = self._isolated.get(main)
+                if handler is None and process is None:
                     return None
-                binding = self._bindings[main] = bind(self._tasks[main], handler)
+                task = self._tasks[main]
+                binding = self._bindings[main] = bind(
+                    task, handler or _absent(task), process
+                )
         return binding
 
     # Keeping: every check comes before the first change.
@@ -423,6 +537,8 @@ def _payload_name(task: Task, handler: Handler) -> str | None:
         InvalidRequest: a parameter that nothing fills.
     """
     wanted = task.payload_class if isinstance(task, ClassTask) else Envelope
+    if handler.batch is not None:
+        return _batch_name(task, handler)
     found = None
     for name, annotation in handler.parameters().annotations.items():
         if found is not None or annotation not in (wanted, inspect.Parameter.empty):
@@ -433,7 +549,30 @@ def _payload_name(task: Task, handler: Handler) -> str | None:
     return found
 
 
-def bind(task: Task, handler: Handler) -> Binding:
+def _batch_name(task: Task, handler: Handler) -> str:
+    parameters = handler.parameters()
+    names = [*parameters.annotations]
+    if len(names) != 1 or parameters.injected:
+        raise InvalidRequest(
+            f"{task.label}: batch handler {handler.name} must take the list of jobs "
+            "and nothing else"
+        )
+    return names[0]
+
+
+def _absent(task: Task) -> Handler:
+    """Stands for the handler of a task that only another program handles."""
+
+    def elsewhere() -> None:
+        raise ConfigurationError(f"{task.label} has no handler in this process")
+
+    retry = None if task.options.retry is UNSET else task.options.retry
+    return Handler(task.label, elsewhere, retry=retry, version=task.version)
+
+
+def bind(
+    task: Task, handler: Handler, process: IsolatedProcess | None = None
+) -> Binding:
     """Join a task and its handler.
 
     Raises:
@@ -449,13 +588,22 @@ def bind(task: Task, handler: Handler) -> Binding:
         raise InvalidRequest(
             f"{task.label}: {handler.name} uses {late}, which is not defined"
         ) from late
+    if process is not None and parameters.declares_result:
+        raise InvalidRequest(
+            f"{task.label}: {handler.name} returns a result, which an isolated process "
+            "cannot hand over"
+        )
     return Binding(
         kind=task.kind,
         name=handler.name,
         version=task.version,
         retry=handler.retry,
         is_failure=handler.is_failure,
-        declares_result=parameters.declares_result,
+        declares_result=parameters.declares_result and handler.batch is None,
+        async_cancel=handler.async_cancel,
+        steps=handler.steps,
+        batch=handler.batch,
+        isolated=process,
         function=handler.function,
         decode=decode,
         injectors=parameters.injected,

@@ -242,7 +242,13 @@ class FunctionTask(PayloadTask, Generic[P, R]):
         super().__init__(kind, options=options, **declared)
         retry = None if options.retry is UNSET else options.retry
         self.fn = function
-        self.handler = Handler(self.label, function, retry=retry, **handler_options)
+        self.handler = Handler(
+            self.label,
+            function,
+            retry=retry,
+            version=self.version,
+            **handler_options,
+        )
         self.producers: list[Callable[[], Producer]] = []
         self._settle_if_possible()
 

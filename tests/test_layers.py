@@ -24,6 +24,7 @@ LAYERS = {
     "ids": VALUES,
     "lease": VALUES,
     "lifecycle": VALUES,
+    "loglines": VALUES,
     "pages": VALUES,
     "schedule": VALUES,
     "scalars": VALUES,
@@ -53,13 +54,18 @@ LAYERS = {
     "declared": RUNTIME,
     "events": RUNTIME,
     "forms": RUNTIME,
+    "extensions": RUNTIME,
     "handlers": RUNTIME,
+    "injection": RUNTIME,
+    "interrupt": RUNTIME,
     "once": RUNTIME,
     "options": RUNTIME,
     "parameters": RUNTIME,
     "registry": RUNTIME,
     "request": RUNTIME,
+    "steps": RUNTIME,
     "task": RUNTIME,
+    "tracked": RUNTIME,
     "worker": RUNTIME,
     "": EDGES,  # the package's own names
     "__main__": EDGES,
@@ -71,6 +77,7 @@ LAYERS = {
     "runtime": EDGES,
     "settings": EDGES,
     "worker.__main__": EDGES,
+    "worker.child": EDGES,
 }
 DRIVER = {"psycopg", "psycopg_pool"}
 OWN = {"postgres": DRIVER, "cron": {"cronsim"}}
@@ -166,6 +173,24 @@ def test_importing_the_package_and_the_client_loads_no_extra():
         "import sys, headgate_sync, headgate_sync.client;"
         "from headgate_sync import Headgate;"
         f"print(sorted({EXTRAS!r} & set(sys.modules)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == "[]"
+
+
+def test_a_producer_loads_nothing_of_the_worker():
+    program = (
+        "import sys\n"
+        "from headgate_sync import Headgate, MemStore\n"
+        "hg = Headgate(MemStore())\n"
+        "@hg.task('a')\n"
+        "def f(x: int) -> None: ...\n"
+        "f.enqueue(1)\n"
+        "worker = {'asyncio', 'concurrent.futures', 'headgate_sync.worker', "
+        "'tenacity'}\n"
+        "print(sorted(worker & set(sys.modules)))"
     )
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -14,9 +14,10 @@ PUBLIC = {
     # the three things most programs use
     "Headgate", "JobContext", "TaskOptions", "Unique",
     # what a handler asks for by annotation, or from inside
-    "Attempt", "TaskId", "WorkerInfo", "current_job",
+    "Attempt", "BatchJob", "Data", "Depends", "Meta", "Metadata", "TaskId",
+    "WorkerInfo", "current_job",
     # its parts
-    "Client", "Registry", "Worker", "WorkerConfig",
+    "Client", "IsolatedProcess", "Registry", "Worker", "WorkerConfig",
     # what stands between an enqueue and the store, and what comes of a job
     "CircuitBreaker", "EnqueueRequest", "Identity", "Plugin", "enqueue_identity",
     "enqueue_middleware", "Batch", "BatchItem", "BatchProgress", "BatchSummary",
@@ -34,7 +35,7 @@ PUBLIC = {
     "SpecError", "StoreConflict", "StoreError", "StoreUnavailable",
     # what programs raise
     "CodecError", "ConfigurationError", "ExtractionError", "MalformedPayload",
-    "StaleCheckpoint", "UnknownSchemaVersion", "Unsupported",
+    "StaleCheckpoint", "TrackedClosed", "UnknownSchemaVersion", "Unsupported",
     # what ends a running attempt
     "AttemptCancelled", "AttemptTimeout", "LeaseLost", "ShutdownRequested",
 }  # fmt: skip

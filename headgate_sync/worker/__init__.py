@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headgate_sync.worker.config import HandBack, WorkerConfig
 from headgate_sync.worker.health import Health
+from headgate_sync.worker.isolated import IsolatedProcess
 from headgate_sync.worker.loops import LoopHealth
 from headgate_sync.worker.outcomes import RetryInfo
 from headgate_sync.worker.shutdown import ExitStatus
@@ -13,6 +14,7 @@ __all__ = [
     "ExitStatus",
     "HandBack",
     "Health",
+    "IsolatedProcess",
     "LoopHealth",
     "RetryInfo",
     "Worker",

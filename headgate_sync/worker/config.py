@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -14,9 +15,10 @@ from attrs import field, frozen
 
 from headgate_sync.binding import RetryPolicy
 from headgate_sync.durations import duration_ms
-from headgate_sync.envelope import MAX_INT64, check_int, check_text
+from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.events import DeathHandler, EventBus, StuckCallback
+from headgate_sync.extensions import Extensions
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
 from headgate_sync.telemetry import Telemetry
@@ -111,6 +113,9 @@ class WorkerConfig:
         catch_base_exceptions: a handler's `SystemExit` and the like are failed
             attempts. With False the thread ends without an ack, and the lost lease
             counts as a crash.
+        async_cancel: raise an exception inside of a handler's thread when it ignores
+            its cancellation for longer than `cancel_grace`. It stops a loop, cannot
+            stop a call that blocks in C, and may strike while a lock is held.
         on_stuck: "abandon" settles a timed-out job whose handler goes on, so that
             another worker can run it beside the old run; "hold" keeps it until the
             handler returns.
@@ -120,6 +125,9 @@ class WorkerConfig:
             back.
         retry: delays before the next attempt, for handlers without a policy of their
             own.
+        extensions: values that handlers get by type (`Annotated[T, Data]`).
+        capture_log_level: records below it are not kept with the attempt; those that a
+            logger's own level drops never get here.
         producer: the client behind `ctx.client`; None makes one over the worker's
             store.
         unknown_kind: what happens to jobs of unknown kind.
@@ -150,10 +158,13 @@ class WorkerConfig:
     run_duties: bool = True
     duty_interval: timedelta | str = "1s"
     catch_base_exceptions: bool = True
+    async_cancel: bool = False
     on_stuck: Literal["abandon", "hold"] = "abandon"
     lease_expiry: Literal["cancel", "continue"] = "cancel"
     is_failure: Callable[[Exception], bool] = _every_exception
     retry: RetryPolicy | None = None
+    extensions: Extensions = field(factory=Extensions)
+    capture_log_level: int = logging.INFO
     producer: Client | None = None
     unknown_kind: HandBack = HAND_BACK
     periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=_hooks)
@@ -171,6 +182,9 @@ class WorkerConfig:
         if not self.queues:
             raise InvalidRequest("queues must name at least one queue")
         check_int("capacity", self.capacity, 1, MAX_CAPACITY)
+        check_int("capture_log_level", self.capture_log_level, 0, MAX_INT32)
+        if not isinstance(self.extensions, Extensions):
+            raise InvalidRequest("extensions must be an Extensions")
         for name in (
             *("lease", "stuck_threshold"),
             *("duty_interval", "memory_check_interval"),

@@ -11,6 +11,7 @@ from typing import Final
 
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.batching import Chunk
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.runner import Runner
 
@@ -45,7 +46,7 @@ class HandlerThreads:
         self._runner = runner
         self._acks = acks
         self._inflight = inflight
-        self._queue: SimpleQueue[LiveAttempt | _Order] = SimpleQueue()
+        self._queue: SimpleQueue[LiveAttempt | Chunk | _Order] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two fields below
         self._threads: list[threading.Thread] = []
         self._made = 0
@@ -63,6 +64,11 @@ class HandlerThreads:
     def call(self, work: Callable[[], None]) -> None:
         """Run a function once a thread is free; the caller holds a slot for it."""
         self._queue.put(_Call(work))
+
+    def feed_chunks(self, chunks: Iterable[Chunk]) -> None:
+        """Hand over jobs that waited for each other; each has a slot already."""
+        for chunk in chunks:
+            self._queue.put(chunk)
 
     def end(self) -> None:
         """Let every thread end after what it does now."""
@@ -116,6 +122,8 @@ class HandlerThreads:
                 elif isinstance(order, _Call):
                     order.work()
                     continue
+                elif isinstance(order, Chunk):
+                    must_fly = self._runner.batches.run(order)
                 else:
                     must_fly = True
                 if must_fly:
@@ -131,6 +139,8 @@ class HandlerThreads:
                 self._add_thread()
                 return
 
-    def _forget(self, order: LiveAttempt | _Order) -> None:
+    def _forget(self, order: LiveAttempt | Chunk | _Order) -> None:
         if isinstance(order, LiveAttempt):
-            self._runner.leave(order)
+            self._runner.abandon(order)
+        elif isinstance(order, Chunk):
+            self._runner.batches.forget(order.members)

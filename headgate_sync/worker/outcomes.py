@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import traceback
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from attrs import frozen
 from tenacity import Future, RetryCallState
 from tenacity.wait import wait_base
 
-from headgate_sync.attempt import LiveAttempt
+from headgate_sync.attempt import AttemptFault, LiveAttempt
 from headgate_sync.binding import RetryPolicy
 from headgate_sync.cancel import CancelReason
 from headgate_sync.durations import duration_ms
@@ -39,6 +40,16 @@ STILL_RUNNING = "; handler still running"
 SPIN_LIMIT = 10
 SPIN_WINDOW_S = 60.0
 SPIN_JOBS = 1000
+
+CODE_TIMEOUT = "TIMEOUT"
+CODE_DEADLINE = "DEADLINE_EXCEEDED"
+CODE_BAD_PAYLOAD = "BAD_PAYLOAD"
+CODE_UNKNOWN_KIND = "UNKNOWN_JOB_TYPE"
+CODE_HANDLER = "HANDLER_ERROR"
+_CODE = re.compile(r"[A-Z0-9_]{1,64}", re.ASCII)
+_CODED_TEXT = re.compile(r"([A-Z][A-Z0-9_]{0,63}): ", re.ASCII)
+# The others leave no entry in the history.
+_KEEPS_LOGS = (Outcome.SUCCESS, Outcome.RETRY, Outcome.SKIP, Outcome.UNDECODABLE)
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -68,6 +79,7 @@ class Verdict:
     outcome: Outcome
     error: str | None = None
     delay_ms: int | None = None
+    error_code: str = ""
     reason_code: str = ""
     result: JobResult | None = None
 
@@ -81,18 +93,24 @@ class Verdict:
 
 SUCCESS = Verdict(outcome=Outcome.SUCCESS)
 DEADLINE_PASSED = Verdict(
-    outcome=Outcome.SKIP, error=DEADLINE_EXCEEDED, reason_code=REASON_DEADLINE
+    outcome=Outcome.SKIP,
+    error=DEADLINE_EXCEEDED,
+    error_code=CODE_DEADLINE,
+    reason_code=REASON_DEADLINE,
 )
 
 
 def ack_of(attempt: LiveAttempt, verdict: Verdict) -> Ack:
-    """The ack that carries a verdict, with weight and length of the attempt."""
+    """The ack that carries a verdict, with weight, length and log of the attempt."""
+    buffer = attempt.logs if verdict.outcome in _KEEPS_LOGS else None
     latency_ms = int((attempt.now_s() - attempt.returned_s) * 1000)
     return Ack(
         lease=attempt.lease,
         outcome=verdict.outcome,
         error=verdict.error,
         delay_ms=verdict.delay_ms,
+        logs=() if buffer is None else buffer.lines(),
+        error_code=verdict.error_code,
         reason_code=verdict.reason_code,
         result=verdict.result,
         actual_weight=attempt.actual_weight,
@@ -144,7 +162,11 @@ class Judge:
         if isinstance(error, Control):
             return self._signalled(attempt, error, retry)
         if isinstance(error, CodecError | StaleCheckpoint):
-            return Verdict(outcome=Outcome.UNDECODABLE, error=error_text(error))
+            return Verdict(
+                outcome=Outcome.UNDECODABLE,
+                error=error_text(error),
+                error_code=error_code(error, CODE_BAD_PAYLOAD),
+            )
         if reason is CancelReason.SHUTDOWN:
             return Verdict(outcome=Outcome.RATE_LIMITED, error=RELEASED_AT_SHUTDOWN)
         if reason is CancelReason.TIMEOUT:
@@ -154,7 +176,8 @@ class Judge:
         return Verdict(
             outcome=Outcome.RETRY,
             error=error_text(error),
-            delay_ms=_delay_ms(attempt.claim.envelope, error, retry),
+            error_code=error_code(error, CODE_HANDLER),
+            delay_ms=retry_delay_ms(attempt.claim.envelope, error, retry),
         )
 
     def timed_out(
@@ -170,25 +193,42 @@ class Judge:
         text = summary if error is None else error_text(error, summary=summary)
         if attempt.deadline_cut:
             return Verdict(
-                outcome=Outcome.SKIP, error=text, reason_code=REASON_DEADLINE
+                outcome=Outcome.SKIP,
+                error=text,
+                error_code=CODE_DEADLINE,
+                reason_code=REASON_DEADLINE,
             )
         cause = error if error is not None else TimeoutError(summary)
-        delay_ms = _delay_ms(attempt.claim.envelope, cause, retry or self.retry)
-        return Verdict(outcome=Outcome.RETRY, error=text, delay_ms=delay_ms)
+        delay_ms = retry_delay_ms(attempt.claim.envelope, cause, retry or self.retry)
+        return Verdict(
+            outcome=Outcome.RETRY,
+            error=text,
+            error_code=CODE_TIMEOUT,
+            delay_ms=delay_ms,
+        )
 
     def _signalled(
         self, attempt: LiveAttempt, signal: Control, retry: RetryPolicy | None
     ) -> Verdict:
         envelope = attempt.claim.envelope
         if isinstance(signal, Skip):
-            return Verdict(outcome=Outcome.SKIP, error=signal.reason)
+            return Verdict(
+                outcome=Outcome.SKIP,
+                error=signal.reason,
+                error_code=error_code(signal, ""),
+            )
         if isinstance(signal, Revoke):
             return Verdict(outcome=Outcome.REVOKE)
         if isinstance(signal, Snooze):
             if signal.delay_ms:
                 return Verdict(outcome=Outcome.SNOOZE, delay_ms=signal.delay_ms)
-            delay_ms = _delay_ms(envelope, signal, retry)
-            return Verdict(outcome=Outcome.RETRY, error=SNOOZE_BUG, delay_ms=delay_ms)
+            delay_ms = retry_delay_ms(envelope, signal, retry)
+            return Verdict(
+                outcome=Outcome.RETRY,
+                error=SNOOZE_BUG,
+                error_code=CODE_HANDLER,
+                delay_ms=delay_ms,
+            )
         if isinstance(signal, RateLimited):
             if signal.retry_after_ms is None or envelope.rate_class:
                 return Verdict(
@@ -198,7 +238,8 @@ class Judge:
         return Verdict(
             outcome=Outcome.RETRY,
             error=error_text(signal),
-            delay_ms=_delay_ms(envelope, signal, retry),
+            error_code=error_code(signal, CODE_HANDLER),
+            delay_ms=retry_delay_ms(envelope, signal, retry),
         )
 
     def _fails(
@@ -228,15 +269,36 @@ def error_text(error: BaseException, *, summary: str | None = None) -> str:
     return f"{first}\n\n{trace}" if trace else first
 
 
+def error_code(error: BaseException, default: str) -> str:
+    """The short code of an exception: its `code`, or what its text begins with.
+
+    It is kept for operators and changes nothing about the outcome.
+    """
+    try:
+        code = getattr(error, "code", None)
+    except BaseException:  # a property of the user's exception
+        code = None
+    if isinstance(code, str) and _CODE.fullmatch(code):
+        return code
+    found = _CODED_TEXT.match(_text(error))
+    return default if found is None else found[1]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:  # user code, too
+        return f"(no text: {type(broken).__name__})"
+
+
 def _summary(error: BaseException) -> str:
+    if isinstance(error, AttemptFault):
+        return str(error)
     cls = type(error)
     name = cls.__qualname__
     if cls.__module__ != "builtins":
         name = f"{cls.__module__}.{name}"
-    try:
-        text = str(error)
-    except BaseException as broken:  # user code, too
-        text = f"(no text: {type(broken).__name__})"
+    text = _text(error)
     panics = isinstance(error, MemoryError | RecursionError) or not isinstance(
         error, Exception | AttemptCancelled
     )
@@ -265,7 +327,7 @@ def _leave_out_own_frames(report: traceback.TracebackException) -> None:
         waiting += [part.__cause__, part.__context__, *(part.exceptions or ())]
 
 
-def _delay_ms(
+def retry_delay_ms(
     envelope: Envelope, error: BaseException, policy: RetryPolicy | None
 ) -> int | None:
     """The delay that the policy or the exception asks for; None is the store's."""

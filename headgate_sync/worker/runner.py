@@ -7,19 +7,26 @@ import decimal
 import logging
 import threading
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from headgate_sync.attempt import LiveAttempt, Settlement
-from headgate_sync.binding import Binding, Given, WorkerInfo
+from headgate_sync.binding import Binding
 from headgate_sync.context import JobContext
 from headgate_sync.errors import AttemptCancelled, LeaseLost, StoreError, Unsupported
+from headgate_sync.injection import Given, WorkerInfo
+from headgate_sync.interrupt import Interrupt
 from headgate_sync.lease import JobResult
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.registry import Registry
 from headgate_sync.signals import Control
 from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.batching import Batches
 from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.isolated import run_isolated
+from headgate_sync.worker.logs import LogCapture
 from headgate_sync.worker.outcomes import (
+    CODE_UNKNOWN_KIND,
     DEADLINE_PASSED,
     NO_HANDLER,
     Judge,
@@ -30,9 +37,17 @@ from headgate_sync.worker.outcomes import (
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Runner:
     """Runs claims on the calling thread and settles them.
+
+    Attributes:
+        batches: the jobs that wait for others of their kind.
+        capture: collects what handlers log; it listens once it is installed.
+        patience_s: how long tracked threads that should stop are waited for.
 
     Args:
         ended: called with each attempt that ends without an ack of the worker.
@@ -52,12 +67,17 @@ class Runner:
         self._registry = registry
         self._unknown_kind = config.unknown_kind
         self._catches_all = config.catch_base_exceptions
+        self._async_cancel = config.async_cancel
+        self._extensions = config.extensions
         self._inflight = inflight
         self._acks = acks
         self._worker = worker
         self._ended = ended
         self._judge = Judge(retry=config.retry, is_failure=config.is_failure)
         self._spin = SpinWatch(now_s)
+        self.batches = Batches(self, capacity=config.capacity, now_s=now_s)
+        self.capture = LogCapture(config.capture_log_level)
+        self.patience_s = config.stuck_threshold_ms / 1000
         # What context variables hold when the worker starts. Every attempt gets a copy,
         # so that nothing an attempt sets is seen by the next one on its thread.
         self._context = contextvars.copy_context()
@@ -80,54 +100,149 @@ class Runner:
             verdict = self._hand_back(attempt)
         elif envelope.deadline_ms and attempt.store_now_ms() >= envelope.deadline_ms:
             verdict = DEADLINE_PASSED
+        elif binding.batch is not None:
+            return self.batches.take(binding, attempt)
         else:
             verdict = self._attempt(binding, attempt)
+        return self.settle(attempt, verdict)
+
+    def settle(self, attempt: LiveAttempt, verdict: Verdict | None) -> bool:
+        """Leave the ack of an attempt that has ended; None sends none.
+
+        Returns:
+            Whether the caller must let the ack box fly.
+        """
         if verdict is None:
-            self.leave(attempt)
+            self.abandon(attempt)
             return False
         ack = ack_of(attempt, verdict)
         if not self._inflight.finish(attempt, acks=True):
             logger.info(
                 "job %s (queue %s): settled before its handler returned; its result is "
                 "dropped",
-                envelope.id,
-                envelope.queue,
+                attempt.lease.job_id,
+                attempt.claim.envelope.queue,
             )
             return False
         return self._acks.submit(attempt, ack)
 
-    def leave(self, attempt: LiveAttempt) -> None:
+    def fly(self) -> None:
+        """Send the acks that were left."""
+        self._acks.fly()
+
+    def abandon(self, attempt: LiveAttempt) -> None:
         """End an attempt without an ack, on its handler's thread."""
         if self._inflight.finish(attempt, acks=False) and self._ended is not None:
             self._ended(attempt)
 
     def _attempt(self, binding: Binding, attempt: LiveAttempt) -> Verdict | None:
-        context = attempt.context = JobContext(attempt)
-        attempt.retry = binding.retry
+        context = self.open_context(binding, attempt)
         try:
             value = self._context.copy().run(self._enter, binding, context, attempt)
         except BaseException as error:  # the boundary around user code
-            self._leave(attempt, context)
-            if not (
-                self._catches_all or isinstance(error, Exception | AttemptCancelled)
-            ):
-                raise
-            return self._judge_raised(binding, attempt, error)
-        self._leave(attempt, context)
+            self.leave(attempt, context)
+            self.reraise(error)
+            return self.judge_raised(binding, attempt, error)
+        self.leave(attempt, context)
         if isinstance(value, Control):
-            return self._judge_raised(binding, attempt, value)
+            return self.judge_raised(binding, attempt, value)
         return self._judge.returned(attempt, value)
+
+    def open_context(self, binding: Binding, attempt: LiveAttempt) -> JobContext:
+        """What the handler will see of its attempt."""
+        attempt.capture = self.capture
+        attempt.retry = binding.retry
+        context = JobContext(attempt, binding.steps, self._extensions)
+        attempt.context = context
+        return context
+
+    def within(
+        self,
+        context: JobContext | None,
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call with context variables of its own; without a context in no attempt."""
+
+        def enter() -> T:
+            _begin(context)
+            return function(*args, **kwargs)
+
+        return self._context.copy().run(enter)
 
     def _enter(
         self, binding: Binding, context: JobContext, attempt: LiveAttempt
     ) -> Control | JobResult | None:
-        context.make_current()
-        # A context variable too, but of a mutable object, which a copy would share.
-        decimal.setcontext(decimal.getcontext().copy())
+        _begin(context)
         envelope = attempt.claim.envelope
+        if binding.isolated is not None:
+            run_isolated(binding.isolated, attempt, context)
+            return None
+        if attempt.claim.checkpoint.step_set_hash:
+            context.resume_steps()
         arguments = binding.decode(envelope)
         given = Given(context=context, envelope=envelope, worker=self._worker)
-        value = binding.call(arguments, binding.inject(given))
+        try:
+            injected = binding.inject(given)
+            if self._async_cancel or binding.async_cancel:
+                value = self._guarded(binding, attempt, arguments, injected)
+            else:
+                value = binding.call(arguments, injected)
+            if has_parts := context.note_return():
+                context.end_tracked(failed=False, patience_s=self.patience_s)
+            if value is None:
+                result: Control | JobResult | None = context.recorded_result
+            else:
+                result = self.result_of(binding, attempt, context, value)
+        except BaseException as error:
+            context.end_tracked(failed=True, patience_s=self.patience_s)
+            self._end_dependencies(attempt, context, error)
+            raise
+        if has_parts:
+            context.end_dependencies(None)
+        return result
+
+    def _guarded(
+        self,
+        binding: Binding,
+        attempt: LiveAttempt,
+        arguments: dict[str, object],
+        injected: dict[str, object],
+    ) -> object:
+        """Call a handler, which an exception may strike unless it opted out."""
+        if binding.async_cancel is False:
+            return binding.call(arguments, injected)
+        attempt.interrupt = Interrupt()
+        return attempt.interrupt.guard(lambda: binding.call(arguments, injected))
+
+    def _end_dependencies(
+        self, attempt: LiveAttempt, context: JobContext, error: BaseException
+    ) -> None:
+        """End them after an error, which says more than one of theirs."""
+        try:
+            context.end_dependencies(error)
+        except BaseException as other:
+            if other is not error:
+                logger.exception(
+                    "job %s (queue %s): a dependency failed after its handler",
+                    attempt.lease.job_id,
+                    attempt.claim.envelope.queue,
+                )
+
+    def result_of(
+        self,
+        binding: Binding,
+        attempt: LiveAttempt,
+        context: JobContext,
+        value: object,
+    ) -> Control | JobResult | None:
+        """What a returned value means: a signal, or what is stored with the success.
+
+        Raises:
+            Unsupported: the store keeps no results.
+            InvalidRequest: the value is none of the handler's annotation.
+        """
         if value is None:
             return context.recorded_result
         if isinstance(value, Control):
@@ -135,15 +250,15 @@ class Runner:
         if attempt.finished is Settlement.COMPLETED:
             logger.error(
                 "job %s (queue %s): the value returned after once is dropped",
-                envelope.id,
-                envelope.queue,
+                attempt.lease.job_id,
+                attempt.claim.envelope.queue,
             )
             return None
         if attempt.store.results is None:
             raise Unsupported("results")
         return binding.encode_result(value)
 
-    def _leave(self, attempt: LiveAttempt, context: JobContext) -> None:
+    def leave(self, attempt: LiveAttempt, context: JobContext) -> None:
         """Close what belongs to the attempt; after this nothing can cancel it."""
         if context.progress_waits and attempt.renewing:
             try:
@@ -161,9 +276,24 @@ class Runner:
         context.close()
         attempt.context = None  # else the two keep each other for the collector
 
-    def _judge_raised(
+    def reraise(self, error: BaseException) -> None:
+        """Raise what ends the thread instead of the attempt, where that is wanted."""
+        if not (self._catches_all or isinstance(error, Exception | AttemptCancelled)):
+            raise error
+
+    def judge(
+        self, binding: Binding, attempt: LiveAttempt, value: object
+    ) -> Verdict | None:
+        """The verdict on what a handler returned or raised; None sends no ack."""
+        if isinstance(value, BaseException):
+            return self.judge_raised(binding, attempt, value)
+        assert value is None or isinstance(value, JobResult)
+        return self._judge.returned(attempt, value)
+
+    def judge_raised(
         self, binding: Binding, attempt: LiveAttempt, error: BaseException
     ) -> Verdict | None:
+        """The verdict on an exception or a signal; None sends no ack."""
         verdict = self._judge.raised(
             attempt, error, retry=binding.retry, is_failure=binding.is_failure
         )
@@ -195,7 +325,19 @@ class Runner:
             return Verdict(
                 outcome=Outcome.SKIP,
                 error=f"{NO_HANDLER} after {policy.max_claims} claims",
+                error_code=CODE_UNKNOWN_KIND,
             )
         return Verdict(
-            outcome=Outcome.SNOOZE, error=NO_HANDLER, delay_ms=policy.delay_ms
+            outcome=Outcome.SNOOZE,
+            error=NO_HANDLER,
+            error_code=CODE_UNKNOWN_KIND,
+            delay_ms=policy.delay_ms,
         )
+
+
+def _begin(context: JobContext | None) -> None:
+    """Set the context variables of an attempt, inside of its own copy of them."""
+    if context is not None:
+        context.make_current()
+    # A context variable too, but of a mutable object, which a copy would share.
+    decimal.setcontext(decimal.getcontext().copy())

@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.cancel import CancelReason
+from headgate_sync.cancel import CancelReason, class_for
 from headgate_sync.events import StuckCallback, StuckHandler
+from headgate_sync.interrupt import Interrupt
 from headgate_sync.telemetry import Stuck
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.config import WorkerConfig
@@ -32,6 +33,8 @@ class Watchdog:
 
     Args:
         died: called with the name of a loop whose thread has ended.
+        flush: hands out batches that must not wait longer; returns when the next one
+            is due.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Watchdog:
         died: Callable[[str], None],
         emit: Emitter | None = None,
         worker_id: str = "",
+        flush: Callable[[], float] = lambda: float("inf"),
     ) -> None:
         self._stuck_handler = config.stuck_handler
         self._emit = emit
@@ -52,6 +56,8 @@ class Watchdog:
         self._acks = acks
         self._now_s = now_s
         self._died = died
+        self._flush = flush
+        self._grace_s = config.cancel_grace_ms / 1000
         self._threshold_s = config.stuck_threshold_ms / 1000
         self._abandons = config.on_stuck == "abandon"
         self._cancels_expired = config.lease_expiry == "cancel"
@@ -78,6 +84,7 @@ class Watchdog:
         for attempt in self._inflight.attempts():
             if not attempt.returned:
                 due_s = min(due_s, self._look(attempt, now_s))
+        due_s = min(due_s, self._flush())
         for loop in self._watched:
             if loop.ended:
                 self._died(loop.name)
@@ -96,6 +103,8 @@ class Watchdog:
                 self._expired(attempt)
             else:
                 due_s = min(due_s, attempt.lease_due_s)
+        if attempt.interrupt is not None:
+            due_s = min(due_s, self._interrupt(attempt, attempt.interrupt, now_s))
         if attempt.token_set_s is not None and not attempt.stuck_reported:
             stuck_s = attempt.token_set_s + self._threshold_s
             if stuck_s > now_s:
@@ -103,6 +112,20 @@ class Watchdog:
             attempt.stuck_reported = True
             self._stuck(attempt)
         return due_s
+
+    def _interrupt(
+        self, attempt: LiveAttempt, interrupt: Interrupt, now_s: float
+    ) -> float:
+        """Strike a handler that opted in and has not reacted."""
+        reason = attempt.token.reason
+        if reason is None or attempt.token_set_s is None:
+            return now_s + self._grace_s  # others set tokens too, and wake nobody
+        strike_s = attempt.token_set_s + self._grace_s
+        if strike_s > now_s:
+            return strike_s
+        if not interrupt.struck:
+            interrupt.strike(class_for(reason))
+        return float("inf")
 
     def _expires(self, attempt: LiveAttempt, now_s: float) -> bool:
         with self._inflight.lock:

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.binding import WorkerInfo
 from headgate_sync.errors import ConfigurationError, StoreError
+from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import Ack
 from headgate_sync.registry import Registry
 from headgate_sync.store import Store
@@ -130,7 +130,7 @@ class Worker:
             queues=tuple(sorted(config.queues)),
             capacity=config.capacity,
         )
-        runner = Runner(
+        self._runner = Runner(
             self._registry,
             config,
             self._inflight,
@@ -139,7 +139,8 @@ class Worker:
             now_s=now_s,
             ended=report.ended if report else None,
         )
-        self._handlers = HandlerThreads(runner, self._acks, self._inflight)
+        self._runner.batches.opened = lambda: self._loops["watchdog"].nudge()
+        self._handlers = HandlerThreads(self._runner, self._acks, self._inflight)
         self._admission = Admission(
             store,
             config,
@@ -170,6 +171,7 @@ class Worker:
             died=self._died,
             emit=emit,
             worker_id=self.worker_id,
+            flush=self._flush_batches,
         )
         self._duties: Duties | None = None
         if config.run_duties:
@@ -238,6 +240,7 @@ class Worker:
         try:
             self._check_registry()
             self._presence = self._make_presence()
+            self._runner.capture.install()
             if not install_signal_handlers:
                 return self._run()
             with self._signals:
@@ -245,6 +248,7 @@ class Worker:
         finally:
             if self._ready_file is not None:
                 self._ready_file.remove()
+            self._runner.capture.uninstall()
             self._over.set()
             self._begun.set()
 
@@ -363,12 +367,21 @@ class Worker:
             raise ConfigurationError(
                 "schedules are declared, and this store cannot keep any"
             )
+        kinds = sorted(self._registry.kinds())
+        bindings = {kind: self._registry.resolve(kind) for kind in kinds}
+        for kind, binding in bindings.items():
+            plan = None if binding is None else binding.batch
+            if plan is not None and plan.max_size > self._config.capacity:
+                logger.warning(
+                    "kind %s: batches of %d do not fit into %d threads and are smaller",
+                    *(kind, plan.max_size, self._config.capacity),
+                )
         if self._store.results is not None:
             return
         declaring = [
             kind
-            for kind in sorted(self._registry.kinds())
-            if (binding := self._registry.resolve(kind)) and binding.declares_result
+            for kind, binding in bindings.items()
+            if binding is not None and binding.declares_result
         ]
         if declaring:
             raise ConfigurationError(
@@ -507,6 +520,11 @@ class Worker:
         elif self._watch.must_wake(attempts):
             self._loops["watchdog"].nudge()
 
+    def _flush_batches(self) -> float:
+        chunks, due_s = self._runner.batches.due()
+        self._handlers.feed_chunks(chunks)
+        return due_s
+
     def _slot_freed(self) -> None:
         self._admission.slot_freed()
         self._loops["admission"].nudge()
@@ -525,6 +543,7 @@ class Worker:
         with self._intake:
             self._closed = True
         self._status = "terminating"
+        self._handlers.feed_chunks(self._runner.batches.close())
         logger.info("worker %s stops, %d jobs run", self.worker_id, len(self._inflight))
         for name in ("admission", "notify"):
             if name in self._loops:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from headgate_sync.binding import Attempt, Binding, Given, TaskId, WorkerInfo
+from headgate_sync.binding import Binding
 from headgate_sync.client import JobClient
 from headgate_sync.context import JobContext
 from headgate_sync.envelope import Envelope
@@ -17,6 +17,7 @@ from headgate_sync.errors import (
     MalformedPayload,
     UnknownSchemaVersion,
 )
+from headgate_sync.injection import Attempt, Given, TaskId, WorkerInfo
 from headgate_sync.lease import JobResult
 from headgate_sync.registry import Registry
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate_sync.binding import Attempt, TaskId, WorkerInfo
 from headgate_sync.client import Client
 from headgate_sync.context import JobContext
 from headgate_sync.envelope import Envelope, fingerprint
 from headgate_sync.errors import ConfigurationError, InvalidRequest, MalformedPayload
+from headgate_sync.injection import Attempt, TaskId, WorkerInfo
 from headgate_sync.memory.store import MemStore
 from headgate_sync.registry import Registry
 from headgate_sync.request import JobRequest

@@ -103,6 +103,35 @@ def burns(ctx: JobContext, rounds: int) -> None:
         total += number * number
 
 
+@hg.task("steps", queue=QUEUE, retention="1h")
+def steps(ctx: JobContext, at: str) -> None:
+    """Four parts that each leave a row; stay inside of one of them at first."""
+    note_run(ctx)
+    first = ctx.crash_attempt == 0
+
+    def part(name: str) -> None:
+        _insert("INSERT INTO public.part VALUES (%s, %s)", (name, ctx.lease.fence))
+        if first and at == name:
+            stay(name)
+
+    ctx.step("a", part, "a")
+    ctx.step("b", part, "b")
+    for row in ctx.iterate(
+        "rows", lambda done: range((done or 0) + 1, 21), cursor=lambda n: n, every=4
+    ):
+        part(f"row {row}")
+
+    def invoice(tx: Any) -> None:
+        tx.connection.execute(
+            "INSERT INTO public.part VALUES (%s, %s)", ("invoice", ctx.lease.fence)
+        )
+        if first and at == "invoice":
+            stay("invoice")
+
+    ctx.step_once("invoice", invoice)
+    part("after")
+
+
 _ack_batch = PgStore.ack_batch
 
 

@@ -28,7 +28,8 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS public.run (job text, fence bigint, pid int);
 CREATE TABLE IF NOT EXISTS public.effect (job text, fence bigint);
 CREATE TABLE IF NOT EXISTS public.reached (point text, pid int);
-TRUNCATE public.run, public.effect, public.reached;
+CREATE TABLE IF NOT EXISTS public.part (name text, fence bigint);
+TRUNCATE public.run, public.effect, public.reached, public.part;
 """
 
 

@@ -36,6 +36,7 @@ from headgate_sync.errors import (
     StoreConflict,
     StoreError,
     StoreUnavailable,
+    TrackedClosed,
     UnknownSchemaVersion,
     Unsupported,
     WaitTimeout,
@@ -98,6 +99,8 @@ TEXTS = [
         StaleCheckpoint("fetch", "load"),
         "checkpoint expects step 'fetch', the handler entered 'load'",
     ),
+    (StaleCheckpoint("a", "b", "the steps changed"), "the steps changed"),
+    (TrackedClosed("job a: over"), "job a: over"),
     (
         ExtractionError("data", "no such thing"),
         "cannot fill a handler parameter (data): no such thing",

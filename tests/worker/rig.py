@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.binding import WorkerInfo
 from headgate_sync.client import Client
+from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import Claim
 from headgate_sync.registry import Registry
 from headgate_sync.worker import Worker, WorkerConfig

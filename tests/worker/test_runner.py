@@ -14,7 +14,6 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from headgate_sync.binding import Attempt, TaskId, WorkerInfo
 from headgate_sync.cancel import CancelReason
 from headgate_sync.client import JobClient
 from headgate_sync.context import JobContext, current_job
@@ -27,6 +26,7 @@ from headgate_sync.errors import (
     ShutdownRequested,
     StoreUnavailable,
 )
+from headgate_sync.injection import Attempt, TaskId, WorkerInfo
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.registry import Registry
