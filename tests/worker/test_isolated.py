@@ -295,7 +295,8 @@ def test_a_grace_lets_a_process_say_goodbye(store: Any, tmp_path: Path) -> None:
             open({str(tmp_path / "said")!r}, "w").write("goodbye")
             sys.exit(0)
         signal.signal(signal.SIGTERM, end)
-        open({str(tmp_path / "up")!r}, "w").write("1\\n")
+        with open({str(tmp_path / "up")!r}, "w") as up:
+            up.write("1\\n")  # a signal in a destructor would raise into nothing
         time.sleep(60)
     """
     put(store, timeout_ms=60_000)
@@ -319,7 +320,8 @@ def test_an_answer_within_the_grace_counts(store: Any, tmp_path: Path) -> None:
             print('HEADGATE/1 {{"version":1,"outcome":"success"}}')
             sys.exit(0)
         signal.signal(signal.SIGTERM, end)
-        open({str(tmp_path / "up")!r}, "w").write("1\\n")
+        with open({str(tmp_path / "up")!r}, "w") as up:
+            up.write("1\\n")  # a signal in a destructor would raise into nothing
         time.sleep(60)
     """
     put(store, timeout_ms=60_000)
