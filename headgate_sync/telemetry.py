@@ -145,15 +145,6 @@ class Stuck:
     detail: str
 
 
-@frozen(kw_only=True)
-class LogDropped:
-    """Lines that a handler logged did not fit into what is kept with its job."""
-
-    worker: str
-    job_id: str
-    detail: str
-
-
 TelemetryEvent = (
     Admitted
     | Rejected
@@ -166,7 +157,6 @@ TelemetryEvent = (
     | RenewFailed
     | AckFailed
     | Stuck
-    | LogDropped
 )
 
 
