@@ -8,7 +8,7 @@ from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.errors import NotFound
 from headgate_sync.memory.backlog import is_known
 from headgate_sync.memory.state import Rows
-from headgate_sync.validation import check_name
+from headgate_sync.validation import check_name, check_type
 from headgate_sync.workers import (
     FORGOTTEN_MS,
     LIVE_MS,
@@ -30,6 +30,7 @@ class MemWorkers:
 
     def heartbeat_worker(self, meta: WorkerMeta) -> str | None:
         """Note that a worker lives; returns the command that waits for it."""
+        check_type("meta", meta, WorkerMeta)
         with self._rows.lock:
             now_ms = self._rows.clock.now_ms()
             known = self._rows.workers.get(meta.worker_id)

@@ -10,7 +10,7 @@ from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.errors import NotFound
 from headgate_sync.postgres.database import Database
 from headgate_sync.postgres.heartbeat import Heartbeat
-from headgate_sync.validation import check_name
+from headgate_sync.validation import check_name, check_type
 from headgate_sync.workers import (
     FORGOTTEN_MS,
     LIVE_MS,
@@ -40,6 +40,7 @@ class PgWorkers:
 
         On the heartbeat connection a call takes one beat at most.
         """
+        check_type("meta", meta, WorkerMeta)
         params: dict[str, Any] = {
             "worker_id": meta.worker_id,
             "host": meta.host,

@@ -23,6 +23,7 @@ from headgate_sync.policy import Ceiling, RateClassConfig
 from headgate_sync.schedule import Schedule, ScheduleEvent
 from headgate_sync.search import JobFilter
 from headgate_sync.store import CAPABILITIES, Store
+from headgate_sync.workers import WorkerMeta
 from tests.builders import envelope
 
 GOOD: dict[str, Any] = {
@@ -81,9 +82,16 @@ GOOD: dict[str, Any] = {
     "schedule_id": "s",
     "schema_version": 1,
     "since_ms": 0,
+    "stale_after_ms": 5,
+    "started_at_ms": 5,
     "states": ["completed"],
     "to_ms": 9,
     "weight": 1,
+    "worker_id": "w",
+    "command": "quiet",
+    "meta": WorkerMeta(
+        worker_id="w", host="h", pid=1, queues=("q",), concurrency=1, started_at_ms=5
+    ),
 }
 NOT_TEXT = ("\0", "a\0b", "\ud800", 5, b"q", ["q"], True, 2.5)
 NOT_INT = ("1", 1.0, True, None, b"1", 2**63, 2**80, -(2**63) - 1, -1)
@@ -99,7 +107,10 @@ HOSTILE: dict[type, tuple[Any, ...]] = {
 }
 # Texts that are stored for people to read are made storable, not refused.
 MADE_STORABLE = {"error", "logs"}
-OPTIONAL = {"actual_weight", "delay_ms", "latency_ms", "limit", "quantum", "cursor"}
+OPTIONAL = {
+    *("actual_weight", "command", "delay_ms", "latency_ms", "limit", "quantum"),
+    "cursor",
+}
 # Arguments that hold for a connection of the database: other suites have them.
 SURFACES = {
     "store": Store,
