@@ -38,6 +38,7 @@ _CHUNK = 250  # files per application transaction
 _LEASE = "3s"
 _THREADS = 4
 _STALLED_S = 120
+_SETTLED_S = 0.5  # much less than a lease
 
 
 @frozen(kw_only=True)
@@ -114,16 +115,17 @@ class _Fleet:
         Each is stopped while its jobs are counted, so that it cannot finish them first.
 
         Returns:
-            The killed worker and how many jobs it held; None if all were idle.
+            The killed worker and how many jobs it left running; None if all were idle.
         """
         for worker_id, worker in self.workers.items():
             worker.send_signal(signal.SIGSTOP)
-            held = held_by(worker_id)
-            if held:
+            if held_by(worker_id):
                 worker.kill()
                 worker.wait()
                 del self.workers[worker_id]
-                return worker_id, held
+                # What it had sent is carried out by the server all the same.
+                time.sleep(_SETTLED_S)
+                return worker_id, held_by(worker_id)
             worker.send_signal(signal.SIGCONT)
         return None
 
@@ -218,7 +220,8 @@ def _drain(fleet: _Fleet, hg: Headgate, ids: Sequence[str]) -> int:
     """
     fleet.start_worker()
     fleet.start_worker()
-    held = done = 0
+    killed: tuple[str, int] | None = None
+    done = 0
     moved_at = time.monotonic()
     with progress_bar("index", len(ids)) as bar:
         while done < len(ids):
@@ -232,7 +235,7 @@ def _drain(fleet: _Fleet, hg: Headgate, ids: Sequence[str]) -> int:
                 )
             done = counts.get("completed", 0)
             bar.update(done)
-            if not held and len(ids) // 3 <= done < len(ids):
+            if not killed and len(ids) // 3 <= done < len(ids):
                 killed = fleet.kill_running(partial(_held_by, hg, ids))
                 if killed is not None:
                     victim, held = killed
@@ -241,7 +244,7 @@ def _drain(fleet: _Fleet, hg: Headgate, ids: Sequence[str]) -> int:
                     )
                     fleet.start_worker()
             time.sleep(0.05)
-    return held
+    return killed[1] if killed else 0
 
 
 def _compare(
