@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headgate_sync.client.client import Client, PipelineParts
     from headgate_sync.client.schedules import Schedules, SyncReport
     from headgate_sync.client.waiting import Completion
-    from headgate_sync.worker import Worker
+    from headgate_sync.worker import Worker, WorkerConfig
     from headgate_sync.worker.isolated import IsolatedProcess
 
 DEFAULT_CHUNK_SIZE = 500
@@ -437,9 +437,29 @@ class Headgate:
             ConfigurationError: no database, or one without the tables.
         """
         opened = self._runtime.open()
-        from headgate_sync.worker import Worker, WorkerConfig
+        from headgate_sync.worker import Worker
 
-        config = {"producer": opened.client, **self._worker_config, **config}
+        settings = self.worker_config(queues=queues, threads=threads, **config)
+        store, located = opened.store, opened.settings
+        if located is not None:
+            store = self._runtime.own_store(
+                located,
+                pool_size=settings.capacity + 2,
+                listen=located.listen_url or located.url,
+            )
+        return Worker(store, self.registry, settings)
+
+    def worker_config(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        threads: int | None = None,
+        **config: Any,
+    ) -> WorkerConfig:
+        """The settings that `worker` would use; takes and raises the same."""
+        from headgate_sync.worker import WorkerConfig
+
+        config = {"producer": self.client, **self._worker_config, **config}
         if queues is not None:
             config["queues"] = queues
         elif "queues" not in config:
@@ -449,15 +469,7 @@ class Headgate:
             config["queues"] = sorted(named)
         if threads is not None:
             config["capacity"] = threads
-        settings = WorkerConfig(**config)
-        store, located = opened.store, opened.settings
-        if located is not None:
-            store = self._runtime.own_store(
-                located,
-                pool_size=settings.capacity + 2,
-                listen=located.listen_url or located.url,
-            )
-        return Worker(store, self.registry, settings)
+        return WorkerConfig(**config)
 
     def override(
         self, store: Store, *, tx: Literal["refuse", "immediate"] = "refuse"

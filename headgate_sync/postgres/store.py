@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -151,7 +151,7 @@ class PgStore:
         pool_size: int = DEFAULT_POOL_SIZE,
         prepare: bool = True,
         **options: Any,
-    ) -> PgStore:
+    ) -> Self:
         """Make a store with a pool of its own; it connects when it is first used.
 
         Args:

@@ -146,9 +146,8 @@ class Admission:
         self._inflight.hungry = False
         self._inflight.unfilled = True  # an ack that lands meanwhile is heard of, too
         woke, self._noticed = self._noticed, False
-        sent_s = self._now_s()
         try:
-            batch = self._admit(free)
+            batch, attempts = self.ask(free)
         except StoreError as error:
             logger.warning("admit failed, tried again later: %s", error)
             self._pulse.failed(error)
@@ -159,7 +158,6 @@ class Admission:
         self._pulse.good(self._now_s())
         # Handed over before anything else: a claim that got lost here would keep its
         # lease and never run.
-        attempts = self._attempts(batch, sent_s)
         if attempts:
             self._hand_over(attempts)
             if self._emit is not None:
@@ -181,9 +179,15 @@ class Admission:
     def _count(self, *, empty: bool) -> None:
         self._empty = ((self._empty << 1) | empty) & _WINDOW_BITS
 
-    def _admit(self, free: int) -> AdmissionBatch:
+    def ask(self, free: int) -> tuple[AdmissionBatch, list[LiveAttempt]]:
+        """Ask the store once; returns its answer, and the attempts of its claims.
+
+        Raises:
+            StoreError: as `Store.admit`.
+        """
         self._calls += 1
-        return self._store.admit(
+        sent_s = self._now_s()
+        batch = self._store.admit(
             AdmitRequest(
                 worker=self._worker_id,
                 lease_id=f"{self._worker_id}:{self._nonce}:{self._calls}",
@@ -193,6 +197,7 @@ class Admission:
                 quantum=self._quantum,
             )
         )
+        return batch, self._attempts(batch, sent_s)
 
     def _attempts(self, batch: AdmissionBatch, sent_s: float) -> list[LiveAttempt]:
         returned_s = self._now_s()
