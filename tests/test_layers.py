@@ -76,11 +76,12 @@ LAYERS = {
     "progress": EDGES,
     "runtime": EDGES,
     "settings": EDGES,
+    "testing": EDGES,
     "worker.__main__": EDGES,
     "worker.child": EDGES,
 }
 DRIVER = {"psycopg", "psycopg_pool"}
-OWN = {"postgres": DRIVER, "cron": {"cronsim"}}
+OWN = {"postgres": DRIVER, "cron": {"cronsim"}, "testing": {"pytest"}}
 OUTSIDE = {
     0: set(),
     VALUES: {"attrs"},
@@ -98,7 +99,16 @@ OUTSIDE = {
         *DRIVER,
     },
 }
-EXTRAS = {"click", "django", "flask", "rich", "sqlalchemy", "textual", "werkzeug"}
+EXTRAS = {
+    "click",
+    "django",
+    "flask",
+    "pytest",
+    "rich",
+    "sqlalchemy",
+    "textual",
+    "werkzeug",
+}
 
 
 def home(module: str) -> str:

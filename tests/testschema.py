@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Any
 
 import psycopg
@@ -27,22 +28,6 @@ FIXED_COLUMNS = (
     "retention_ms", "unique_key", "unique_states", "periodic_schedule_id",
     "periodic_tick_ms", "headers",
 )  # fmt: skip
-
-# Functions of the store forbid sequential scans: without the index each reading of the
-# clock would look so costly that the server compiled it, which takes 50 ms.
-_CLOCK = """
-CREATE TABLE {schema}.headgate_test_clock (
-  is_row boolean PRIMARY KEY CHECK (is_row),
-  frozen_at_ms bigint
-);
-INSERT INTO {schema}.headgate_test_clock VALUES (true, NULL);
-CREATE OR REPLACE FUNCTION {schema}.headgate_now_ms() RETURNS bigint
-  LANGUAGE sql VOLATILE PARALLEL SAFE
-  AS $$ SELECT COALESCE(
-    (SELECT clock.frozen_at_ms FROM {schema}.headgate_test_clock AS clock
-      WHERE clock.is_row),
-    floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) $$;
-"""
 
 _AUDIT = """
 CREATE FUNCTION {schema}.headgate_test_audit() RETURNS trigger
@@ -190,7 +175,9 @@ def install_audit(connection: psycopg.Connection[Any], schema: str) -> None:
 
 def install_clock(connection: psycopg.Connection[Any], schema: str) -> None:
     """Let store time come from a table; it runs on until it is frozen."""
-    connection.execute(sql.SQL(_CLOCK).format(schema=sql.Identifier(schema)))
+    clock = resources.files("headgate_sync.testing.sql") / "clock_create.sql"
+    text = sql.SQL(clock.read_text())
+    connection.execute(text.format(schema=sql.Identifier(schema)))
 
 
 def install_reset(connection: psycopg.Connection[Any], schema: str) -> None:

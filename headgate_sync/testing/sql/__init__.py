@@ -1,0 +1,1 @@
+"""The statements of test schemas, one `.sql` file each."""
