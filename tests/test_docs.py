@@ -58,7 +58,32 @@ with app.app_context():
     db.engine.dispose()
 assert hg.inspect.counts("mail").counts == {"available": 1}
 """,
+    ),
+    # Its blocks are the tests of a user, so that pytest runs them once more.
+    "docs/testing.md": (
+        "",
+        """
+import os
+import subprocess
+import sys
+
+if "HEADGATE_PAGE_IS_TESTED" not in os.environ:
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "headgate_sync.testing.plugin"]
+        + ["-W", "error", "-p", "no:cacheprovider", __file__],
+        env={
+            **os.environ,
+            "HEADGATE_PAGE_IS_TESTED": "1",
+            "HEADGATE_TEST_PG": os.environ["HEADGATE_DATABASE_URL"],
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
     )
+    assert told.returncode == 0, told.stdout
+    assert " passed" in told.stdout and "skipped" not in told.stdout, told.stdout
+""",
+    ),
 }
 
 
