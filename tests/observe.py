@@ -276,7 +276,9 @@ _QUERIES = {
             FROM {schema}.headgate_quarantine
         """,
         "duties": "SELECT * FROM {schema}.headgate_duty",
-        "enqueue_limits": "SELECT * FROM {schema}.headgate_enqueue_policy",
+        "enqueue_limits": """
+            SELECT queue, max_unfinished_jobs FROM {schema}.headgate_enqueue_policy
+        """,
         "unfinished": """
             SELECT part.queue, sum(part.jobs)::bigint AS jobs
             FROM (

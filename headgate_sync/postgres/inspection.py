@@ -68,7 +68,8 @@ class PgInspect(PgUpkeep, PgSchedules, PgWorkers):
         """One job with its whole history, or None."""
         check_job_id(job_id)
         check_type("include_payload", include_payload, bool)
-        rows = self._db.look("get_job", job_id=job_id, include_payload=include_payload)
+        name = "get_job_payload" if include_payload else "get_job"
+        rows = self._db.look(name, job_id=job_id)
         return job_summary(rows[0]) if rows else None
 
     def get_jobs(self, ids: Sequence[str]) -> list[JobSummary]:

@@ -1,13 +1,9 @@
-"""The versions of the schema, the ledger of what was applied, the check at start."""
+"""Leads a schema from version to version, and takes over what is there."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import psycopg
@@ -15,15 +11,33 @@ from attrs import frozen
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from headgate_sync.errors import BackendError, ConfigurationError
-from headgate_sync.postgres.database import DEFAULT_SCHEMA, Session, translate
+from headgate_sync.errors import BackendError, ConfigurationError, StoreConflict
+from headgate_sync.postgres import manifest, roles
+from headgate_sync.postgres.database import (
+    DEFAULT_SCHEMA,
+    Database,
+    Pool,
+    Session,
+    translate,
+)
+from headgate_sync.postgres.ledger import (
+    State,
+    Status,
+    Version,
+    check_history,
+    check_server,
+    history_of,
+    read_history,
+    versions,
+)
 from headgate_sync.postgres.sql import Statements
 
-MIN_SERVER_VERSION = 130_000
 CREATE_TRIES = 10
+LOCK_TIMEOUT_MS = 5_000
+LOCK_TRIES = 5
 
-_FOLDER = resources.files("headgate_sync.postgres.migrations")
-_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.up\.sql")
+Target = str | Pool | psycopg.Connection[Any]
+
 _BEGIN = (
     b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0"
     b"; SET LOCAL lock_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
@@ -35,234 +49,216 @@ _JUST_CREATED = frozenset({"23505", "42P06", "42P07", "42710"})
 _NOT_ALLOWED = "42501"
 
 
-@frozen
-class Version:
-    """One version of the schema, as this release knows it.
+@frozen(kw_only=True)
+class Validity:
+    """A schema that is what this release would have made, as far as it is made.
 
     Attributes:
-        checksum: SHA-256 of the file as it lies there, so that it is the same for every
-            schema name.
+        current: the version of the schema; 0 where nothing is.
+        latest: the newest version of this release.
     """
 
-    number: int
-    name: str
-    checksum: str
-
-    def __str__(self) -> str:
-        return f"version={self.number} name={self.name}"
-
-    def text(self, direction: str) -> str:
-        """The file that leads to this version ("up") or back from it ("down")."""
-        file = _FOLDER.joinpath(f"{self.number:04}_{self.name}.{direction}.sql")
-        return file.read_text("utf-8")
-
-
-@frozen
-class Status:
-    """A version and when it was applied; None while it is missing."""
-
-    version: Version
-    applied_at_ms: int | None
-
-    def __str__(self) -> str:
-        applied = "no" if self.applied_at_ms is None else str(self.applied_at_ms)
-        return f"{self.version} checksum={self.version.checksum} applied={applied}"
-
-
-@frozen
-class Applied:
-    """A row of the ledger."""
-
-    number: int
-    name: str
-    checksum: str
-    applied_at_ms: int
-
-
-@cache
-def versions() -> tuple[Version, ...]:
-    """The versions of this release, in order."""
-    found = []
-    for file in _FOLDER.iterdir():
-        match = _FILE.fullmatch(file.name)
-        if match is not None:
-            checksum = hashlib.sha256(file.read_bytes()).hexdigest()
-            found.append(Version(int(match[1]), match[2], checksum))
-    return tuple(sorted(found, key=lambda version: version.number))
+    current: int
+    latest: int
 
 
 def migrate_up(
-    target: str | psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA
+    where: Target,
+    schema: str = DEFAULT_SCHEMA,
+    *,
+    target: int | None = None,
+    max_steps: int | None = None,
+    dry_run: bool = False,
+    lock_timeout_ms: int = LOCK_TIMEOUT_MS,
 ) -> list[Version]:
-    """Bring a schema to the newest version, and create it when it is missing.
+    """Bring a schema to a version, and create it when it is missing.
 
     Each version and its row in the ledger are one transaction, under a lock on the
-    ledger; any number of callers at the same moment apply each version once.
+    ledger; any number of callers at the same moment apply each version once. A version
+    that is safe beside running programs waits for a lock no longer than its time, so
+    that nobody queues behind it for long, and is tried five times. The newest version
+    is compared with the manifest before it is committed. Recorded grants are given
+    again with each version.
 
     Args:
-        target: conninfo, or a connection without an open transaction.
+        where: conninfo, a pool, or a connection without an open transaction.
         schema: created when the role may; others in the database are left alone.
+        target: the version to reach; None is the newest.
+        max_steps: apply no more versions than this.
+        dry_run: check everything and apply nothing.
+        lock_timeout_ms: how long a version that is online-safe waits for a lock.
 
     Returns:
-        The versions that this call applied, in order.
+        The versions that this call applied, or would apply, in order.
 
     Raises:
-        ConfigurationError: the server is too old, the role lacks a right, or what is
-            there is not what this release would have written; it was not changed.
+        ConfigurationError: the server is too old, the role lacks a right, the target is
+            out of range, or what is there is not what this release would have written;
+            it was not changed.
+        StoreConflict: five tries of an online-safe version found a table locked; what
+            was applied before it stays.
         StoreUnavailable: the database did not answer.
     """
-    with _session(target, schema) as session:
+    newest = versions()[-1].number
+    wanted = newest if target is None else target
+    _check_steps(max_steps)
+    if not 0 <= wanted <= newest:
+        raise ConfigurationError(
+            f"target version {wanted}: this release has versions 1 to {newest}"
+        )
+    with _session(where, schema) as session:
+        current = _current(session, schema)
+        if wanted < current:
+            raise ConfigurationError(
+                f"schema {schema} is at version {current}, above target {wanted}: "
+                "`headgate migrate down` leads there"
+            )
+        if max_steps is not None:
+            wanted = min(wanted, current + max_steps)
+        if dry_run or current == wanted:
+            return list(versions()[current:wanted])
         _create_ledger(session, schema)
         applied = []
-        while (version := _apply_next(session, schema)) is not None:
-            applied.append(version)
+        while (
+            step := _apply_next(session, schema, wanted, lock_timeout_ms)
+        ) is not None:
+            applied.append(step)
         return applied
 
 
 def migrate_down(
-    target: str | psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA
+    where: Target,
+    schema: str = DEFAULT_SCHEMA,
+    *,
+    target: int = 0,
+    max_steps: int | None = None,
+    dry_run: bool = False,
 ) -> list[Version]:
-    """Remove everything that this package has in a schema, all jobs included.
+    """Take versions back, with the data that only they hold; by default all of them.
 
-    The schema itself stays, since others may use it.
+    Work for when nothing runs: each version is one transaction that waits for its
+    locks. At version 0 nothing of this package is left, all jobs are gone, and so are
+    the recorded grants. The schema itself stays, since others may use it.
+
+    Args:
+        where: conninfo, a pool, or a connection without an open transaction.
+        target: the version to end at.
+        max_steps: take no more versions back than this.
+        dry_run: check everything and remove nothing.
 
     Returns:
         The versions taken back, newest first; empty when there was nothing.
 
     Raises:
-        ConfigurationError: the ledger is not one of this release; nothing was removed.
+        ConfigurationError: the target is above the present version, or the ledger is
+            not one of this release; nothing was removed.
     """
-    with _session(target, schema) as session:
-        if not _State.of(session, schema).has_ledger:
-            return []
-        with _transaction(session):
-            session.rows("ledger_lock")
-            history = _history(session)
-            check_history(history, schema)
-            gone = [versions()[row.number - 1] for row in reversed(history)]
-            for version in gone:
-                session.command(_render(version.text("down"), schema))
-            session.rows("ledger_drop")
+    _check_steps(max_steps)
+    with _session(where, schema) as session:
+        current = _current(session, schema)
+        if not 0 <= target <= current:
+            raise ConfigurationError(
+                f"schema {schema} is at version {current}: down cannot lead to {target}"
+            )
+        wanted = target if max_steps is None else max(target, current - max_steps)
+        if dry_run:
+            return list(reversed(versions()[wanted:current]))
+        gone = []
+        while (step := _revert_next(session, schema, wanted)) is not None:
+            gone.append(step)
         return gone
 
 
-def status(
-    target: str | psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA
-) -> list[Status]:
+def status(where: Target, schema: str = DEFAULT_SCHEMA) -> list[Status]:
     """Every version of this release with the instant of its application.
 
     Raises:
         ConfigurationError: the ledger is not one of this release.
     """
-    with _session(target, schema) as session:
-        state = _State.of(session, schema)
-        history = _history(session) if state.has_ledger else []
-        check_history(history, schema)
-        instants = {row.number: row.applied_at_ms for row in history}
+    with _session(where, schema) as session:
+        instants = {
+            row.number: row.applied_at_ms for row in read_history(session, schema)[1]
+        }
         return [Status(version, instants.get(version.number)) for version in versions()]
 
 
-def check_schema(session: Session, schema: str) -> None:
-    """Check that this release can work on a schema; reads only.
+def validate(where: Target, schema: str = DEFAULT_SCHEMA) -> Validity:
+    """Check the ledger and, at the newest version, everything in the schema.
 
     Raises:
-        ConfigurationError: missing or older, with the command to run; or newer, or not
-            what this release would have written; or the server is too old.
+        ConfigurationError: the ledger is not one of this release, there are tables
+            without a ledger, or the schema differs from the manifest; the text names
+            up to ten differences.
     """
-    state = _State.of(session, schema)
-    check_server(state.server_version, state.encoding)
-    history = _history(session) if state.has_ledger else []
-    check_history(history, schema)
-    newest = versions()[-1].number
-    if len(history) < newest:
-        found = f"is at version {len(history)}" if history else "has no tables"
-        raise ConfigurationError(
-            f"schema {schema} {found}, this release needs version {newest}: "
-            "run `headgate migrate up`"
-        )
+    with _session(where, schema) as session:
+        current = _current(session, schema)
+        if current == versions()[-1].number:
+            with _transaction(session):
+                _check_manifest(session, schema)
+        return Validity(current=current, latest=versions()[-1].number)
 
 
-def check_history(history: Sequence[Applied], schema: str) -> None:
-    """Check that a ledger is a beginning of the versions that this release knows.
+def adopt(where: Target, schema: str = DEFAULT_SCHEMA, *, version: int) -> None:
+    """Book versions as applied over tables that are there already; runs none of them.
 
-    Raises:
-        ConfigurationError: a gap, an unknown newer version, another name or checksum.
-    """
-    for place, row in enumerate(history, start=1):
-        if row.number != place:
-            raise ConfigurationError(
-                f"schema {schema}: the ledger has a gap, version {place} is missing"
-            )
-        if place > len(versions()):
-            raise ConfigurationError(
-                f"schema {schema}: the database is newer than this release: it is at "
-                f"version {history[-1].number}, this release knows {len(versions())}"
-            )
-        version = versions()[place - 1]
-        if (row.name, row.checksum) != (version.name, version.checksum):
-            raise ConfigurationError(
-                f"schema {schema}: version {place} was applied as {row.name} "
-                f"{row.checksum}, this release has {version.name} {version.checksum}"
-            )
-
-
-@frozen
-class _State:
-    """What there is before anything is read from a table of ours."""
-
-    has_schema: bool
-    has_ledger: bool
-    has_jobs: bool
-    server_version: int
-    encoding: str
-
-    @classmethod
-    def of(cls, session: Session, schema: str) -> _State:
-        return cls(*session.rows("schema_state", schema_name=schema)[0])
-
-
-def check_server(version: int, encoding: str) -> None:
-    """Check what only another server can change.
+    For a schema that came from a dump without its ledger, or from a reviewed script.
 
     Args:
-        version: as in `server_version_num`.
-        encoding: of the database.
+        version: what the tables are; only the newest can be checked, so only that.
 
     Raises:
-        ConfigurationError: older than PostgreSQL 13, or not UTF-8.
+        ConfigurationError: another version, a ledger with rows, no tables, or tables
+            that are not exactly those of the manifest; nothing was written.
     """
-    if version < MIN_SERVER_VERSION:
+    newest = versions()[-1].number
+    if version != newest:
         raise ConfigurationError(
-            f"PostgreSQL {version // 10_000} is too old, this package needs "
-            f"{MIN_SERVER_VERSION // 10_000} or later"
+            f"version {version} cannot be adopted: this release can check tables of "
+            f"version {newest} only"
         )
-    if encoding != "UTF8":
-        raise ConfigurationError(
-            f"the database has encoding {encoding}, this package needs UTF8"
-        )
+    with _session(where, schema) as session, _transaction(session):
+        state = State.of(session, schema)
+        check_server(state.server_version, state.encoding)
+        if not state.has_jobs:
+            raise ConfigurationError(
+                f"schema {schema} has no tables to adopt: run `headgate migrate up`"
+            )
+        if not state.has_ledger:
+            session.rows("ledger_create")
+            session.rows("grant_create")
+        session.rows("ledger_lock")
+        if history_of(session):
+            raise ConfigurationError(f"schema {schema} has a ledger already")
+        _check_manifest(session, schema)
+        for step in versions():
+            _book(session, step)
 
 
 @contextmanager
-def _session(target: str | psycopg.Connection[Any], schema: str) -> Iterator[Session]:
+def _session(where: Target, schema: str) -> Iterator[Session]:
     """An autocommit session; a lent connection goes back as it came."""
     statements = Statements(schema)
-    if isinstance(target, str):
+    if isinstance(where, str):
         try:
-            connection = psycopg.connect(target, autocommit=True)
+            connection = psycopg.connect(where, autocommit=True)
         except psycopg.Error as error:
             raise translate(error) from error
         with connection:
             yield Session(connection, statements)
         return
-    if target.pgconn.transaction_status != TransactionStatus.IDLE:
+    if not isinstance(where, psycopg.Connection):
+        with Database(where, schema).checkout() as session:
+            yield session
+        return
+    if where.pgconn.transaction_status != TransactionStatus.IDLE:
         raise ConfigurationError("migrations need a connection without a transaction")
-    before = target.autocommit
-    target.autocommit = True
+    before = where.autocommit
+    where.autocommit = True
     try:
-        yield Session(target, statements)
+        yield Session(where, statements)
     finally:
-        if not target.closed:
-            target.autocommit = before
+        if not where.closed:
+            where.autocommit = before
 
 
 @contextmanager
@@ -282,8 +278,35 @@ def _render(text: str, schema: str) -> bytes:
     return source.format(schema=sql.Identifier(schema)).as_bytes(None)
 
 
-def _history(session: Session) -> list[Applied]:
-    return [Applied(*row) for row in session.rows("ledger_rows")]
+def _current(session: Session, schema: str) -> int:
+    """The version of a schema, 0 where nothing is; refuses tables without a ledger."""
+    state, history = read_history(session, schema)
+    if state.has_jobs and not history:
+        raise _unversioned(schema, state)
+    return len(history)
+
+
+def _check_steps(max_steps: int | None) -> None:
+    if max_steps is not None and max_steps < 1:
+        raise ConfigurationError(f"max_steps {max_steps}: must be at least 1")
+
+
+def _check_manifest(session: Session, schema: str) -> None:
+    difference = manifest.difference(manifest.read(session, schema))
+    if difference:
+        raise ConfigurationError(
+            f"schema {schema} is not what version {versions()[-1].number} of this "
+            f"release makes; it lacks (-) or has instead (+): {difference}"
+        )
+
+
+def _unversioned(schema: str, state: State) -> ConfigurationError:
+    ledger = "an empty ledger" if state.has_ledger else "no ledger of versions"
+    return ConfigurationError(
+        f"schema {schema} has a table headgate_job and {ledger}: it was not made by "
+        "`headgate migrate up`; `headgate migrate adopt` takes it over if it is "
+        "exactly what this release makes"
+    )
 
 
 def _create_ledger(session: Session, schema: str) -> None:
@@ -294,20 +317,18 @@ def _create_ledger(session: Session, schema: str) -> None:
     again.
     """
     for _ in range(CREATE_TRIES):
-        state = _State.of(session, schema)
+        state = State.of(session, schema)
         check_server(state.server_version, state.encoding)
         if state.has_ledger:
             return
         if state.has_jobs:
-            raise ConfigurationError(
-                f"schema {schema} has a table headgate_job and no ledger of versions: "
-                "it was not made by `headgate migrate up`"
-            )
+            raise _unversioned(schema, state)
         try:
             with _transaction(session):
                 if not state.has_schema:
                     session.rows("ledger_schema")
                 session.rows("ledger_create")
+                session.rows("grant_create")
         except BackendError as error:
             if error.sqlstate == _NOT_ALLOWED:
                 raise _not_allowed(schema, state, error) from error
@@ -316,7 +337,7 @@ def _create_ledger(session: Session, schema: str) -> None:
     raise ConfigurationError(f"schema {schema}: the ledger of versions keeps vanishing")
 
 
-def _not_allowed(schema: str, state: _State, error: BackendError) -> ConfigurationError:
+def _not_allowed(schema: str, state: State, error: BackendError) -> ConfigurationError:
     if state.has_schema:
         return ConfigurationError(f"schema {schema}: {error.message}")
     create = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)).as_string(None)
@@ -325,24 +346,98 @@ def _not_allowed(schema: str, state: _State, error: BackendError) -> Configurati
     )
 
 
-def _apply_next(session: Session, schema: str) -> Version | None:
-    """Apply the first missing version; None when there is none.
+def _apply_next(
+    session: Session, schema: str, target: int, lock_timeout_ms: int
+) -> Version | None:
+    """Apply the first missing version; None when there is none up to the target.
+
+    Raises:
+        StoreConflict: the tries are used up.
+    """
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            return _try_next(session, schema, target, lock_timeout_ms)
+        except StoreConflict:
+            # The roll-back has let everybody pass who waited behind this step.
+            continue
+    return _try_next(session, schema, target, lock_timeout_ms)
+
+
+def _try_next(
+    session: Session, schema: str, target: int, lock_timeout_ms: int
+) -> Version | None:
+    """One try of the first missing version.
 
     The ledger is read after its lock was obtained, so that whoever waited finds the
     version that the other session applied.
     """
     with _transaction(session):
         session.rows("ledger_lock")
-        history = _history(session)
+        history = history_of(session)
         check_history(history, schema)
-        if len(history) == len(versions()):
+        if len(history) >= target:
             return None
         version = versions()[len(history)]
+        if version.online_safe:
+            # Not before the lock of the ledger: another deployer may take its time.
+            session.command(b"SET LOCAL lock_timeout = %d" % lock_timeout_ms)
         session.command(_render(version.text("up"), schema))
-        session.rows(
-            "ledger_append",
-            version=version.number,
-            name=version.name,
-            checksum=version.checksum,
-        )
+        _book(session, version)
+        roles.give_again(session, schema)
+        if version is versions()[-1]:
+            _check_manifest(session, schema)
         return version
+
+
+def _revert_next(session: Session, schema: str, target: int) -> Version | None:
+    """Take the newest version back; None when none is above the target."""
+    if not State.of(session, schema).has_ledger:
+        return None
+    with _transaction(session):
+        session.rows("ledger_lock")
+        history = history_of(session)
+        check_history(history, schema)
+        if len(history) > target:
+            version = versions()[len(history) - 1]
+            session.command(_render(version.text("down"), schema))
+            session.rows("ledger_remove", version=version.number)
+            return version
+        if not history:
+            session.rows("grant_drop")
+            session.rows("ledger_drop")
+        return None
+
+
+def _book(session: Session, version: Version) -> None:
+    session.rows(
+        "ledger_append",
+        version=version.number,
+        name=version.name,
+        checksum=version.checksum,
+    )
+
+
+def grant(
+    where: Target, schema: str = DEFAULT_SCHEMA, *, role: str, as_role: str
+) -> None:
+    """Let a role of the server act as one of ours, now and in later versions.
+
+    Rights are only added. What is given is recorded, and `migrate_up` gives the role
+    what later versions bring.
+
+    Args:
+        role: of the server; it must exist.
+        as_role: `producer`, `worker`, `operator` or `reader`.
+
+    Raises:
+        ConfigurationError: no such role, or the schema is not made.
+        BackendError: whoever asks does not own the schema.
+    """
+    with _session(where, schema) as session:
+        if _current(session, schema) == 0:
+            raise ConfigurationError(
+                f"schema {schema} has no tables: run `headgate migrate up`"
+            )
+        with _transaction(session):
+            session.rows("ledger_lock")
+            roles.give(session, schema, role, as_role)

@@ -32,9 +32,9 @@ from headgate_sync.postgres.database import DEFAULT_SCHEMA, Database, Pool
 from headgate_sync.postgres.enqueue import Intake
 from headgate_sync.postgres.heartbeat import Heartbeat
 from headgate_sync.postgres.inspection import PgInspect
+from headgate_sync.postgres.ledger import check_schema
 from headgate_sync.postgres.listener import Listener
 from headgate_sync.postgres.maintenance import PgMaintenance
-from headgate_sync.postgres.migrate import check_schema
 from headgate_sync.postgres.rows import admission_batch
 from headgate_sync.postgres.transactions import PgTransactional
 from headgate_sync.retry import (

@@ -50,11 +50,11 @@ class PgUpkeep(PgOperations):
         def replay(session: Session) -> None:
             if not session.rows("keep_job", job_id=job_id):
                 raise NotFound.job(job_id)
-            rows = session.rows("get_job", job_id=job_id, include_payload=True)
+            rows = session.rows("get_job_payload", job_id=job_id)
             envelope = replayed(
                 job_summary(rows[0]), new_id=made_id, queue=queue, run_at_ms=run_at_ms
             )
-            there = session.rows("get_job", job_id=made_id, include_payload=False)
+            there = session.rows("get_job", job_id=made_id)
             if not there:
                 self._intake.enqueue_in(session, [envelope])
                 there = session.rows("mark_replay", job_id=made_id, replay_of=job_id)

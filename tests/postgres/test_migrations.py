@@ -13,19 +13,25 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 
-from headgate_sync.errors import ConfigurationError, NotFound, StoreUnavailable
+from headgate_sync.errors import (
+    ConfigurationError,
+    NotFound,
+    StoreConflict,
+    StoreUnavailable,
+)
 from headgate_sync.lifecycle import Outcome, State
-from headgate_sync.postgres import migrate
+from headgate_sync.postgres import ledger, manifest, migrate
+from headgate_sync.postgres.ledger import Applied, Version, check_history, versions
 from headgate_sync.postgres.migrate import (
-    Applied,
-    check_history,
+    adopt,
     migrate_down,
     migrate_up,
     status,
-    versions,
+    validate,
 )
 from headgate_sync.postgres.store import PgStore
 from tests.builders import admit, claim_one, enqueue, state_of, steer
+from tests.manifest_file import lines_of, newest_schema, render
 from tests.servers import new_database
 
 NEWEST = versions()[-1].number
@@ -57,7 +63,7 @@ def schema(connection):
     )
 
 
-def ledger(connection, schema):
+def booked(connection, schema):
     return connection.execute(
         sql.SQL(
             "SELECT line, version, name, checksum FROM {}.headgate_schema_migration"
@@ -83,6 +89,22 @@ def relations(connection, schema):
     ).fetchone()[0]
 
 
+def add_version(monkeypatch, up, down="SELECT"):
+    """Let this release have one more version; its manifest stays that of the others."""
+    added = Version(NEWEST + 1, "added", "0" * 64)
+    texts = {"up": up, "down": down}
+    for module in (migrate, ledger):
+        monkeypatch.setattr(module, "versions", lambda: (*versions(), added))
+    monkeypatch.setattr(
+        Version,
+        "text",
+        lambda version, direction, text=Version.text: (
+            texts[direction] if version is added else text(version, direction)
+        ),
+    )
+    return added
+
+
 @contextmanager
 def opened(url, schema):
     with ConnectionPool(url, min_size=0, max_size=2, open=True) as pool:
@@ -96,7 +118,7 @@ def opened(url, schema):
 def test_up_applies_every_version_once_and_books_it(empty_database, connection, schema):
     assert migrate_up(empty_database, schema) == list(versions())
     assert migrate_up(empty_database, schema) == []
-    assert ledger(connection, schema) == [
+    assert booked(connection, schema) == [
         ("main", version.number, version.name, version.checksum)
         for version in versions()
     ]
@@ -133,27 +155,17 @@ def test_any_number_of_first_starts_at_one_moment_succeed(empty_database, connec
         assert len(answers) == 12
         applied = Counter(version.number for done in answers for version in done)
         assert applied == Counter(range(1, NEWEST + 1))
-        assert [row[1] for row in ledger(connection, schema)] == sorted(applied)
+        assert [row[1] for row in booked(connection, schema)] == sorted(applied)
         connection.execute(
             sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema))
         )
 
 
 def test_a_version_is_applied_whole_or_not_at_all(connection, schema, monkeypatch):
-    broken = migrate.Version(NEWEST + 1, "broken", "0" * 64)
-    monkeypatch.setattr(migrate, "versions", lambda: (*versions(), broken))
-    monkeypatch.setattr(
-        migrate.Version,
-        "text",
-        lambda version, direction, text=migrate.Version.text: (
-            "CREATE TABLE {schema}.half (); SELECT 1 / 0"
-            if version is broken
-            else text(version, direction)
-        ),
-    )
+    add_version(monkeypatch, "CREATE TABLE {schema}.half (); SELECT 1 / 0")
     with pytest.raises(Exception, match="division by zero"):
         migrate_up(connection, schema)
-    assert len(ledger(connection, schema)) == NEWEST
+    assert len(booked(connection, schema)) == NEWEST
     [[half]] = connection.execute(
         "SELECT to_regclass(%s)", [f'"{schema}".half']
     ).fetchall()
@@ -389,9 +401,238 @@ def test_a_run_time_role_needs_no_right_to_create(empty_database, connection, sc
 @pytest.mark.parametrize(("number", "named"), [(120_018, "12"), (90_624, "9")])
 def test_an_old_server_is_refused(number, named):
     with pytest.raises(ConfigurationError, match=f"PostgreSQL {named} is too old"):
-        migrate.check_server(number, "UTF8")
+        ledger.check_server(number, "UTF8")
 
 
 def test_a_database_that_cannot_hold_every_character_is_refused():
     with pytest.raises(ConfigurationError, match="SQL_ASCII"):
-        migrate.check_server(150_000, "SQL_ASCII")
+        ledger.check_server(150_000, "SQL_ASCII")
+
+
+# Targets, steps and dry runs
+
+
+def numbers(steps):
+    return [step.number for step in steps]
+
+
+def test_up_and_down_stop_where_they_are_told(empty_database, connection, schema):
+    assert numbers(migrate_up(empty_database, schema, target=2)) == [1, 2]
+    assert numbers(migrate_up(empty_database, schema, max_steps=1)) == [3]
+    assert numbers(migrate_up(empty_database, schema, target=5, max_steps=9)) == [4, 5]
+    assert numbers(migrate_down(empty_database, schema, target=3)) == [5, 4]
+    assert numbers(migrate_down(empty_database, schema, max_steps=1)) == [3]
+    assert [row[1] for row in booked(connection, schema)] == [1, 2]
+    assert numbers(migrate_up(empty_database, schema))[0] == 3
+    assert validate(empty_database, schema).current == NEWEST
+
+
+def test_a_dry_run_tells_the_steps_and_takes_none(empty_database, connection, schema):
+    assert migrate_up(empty_database, schema, dry_run=True) == list(versions())
+    assert relations(connection, schema) == 0
+    migrate_up(empty_database, schema, target=3)
+    assert numbers(migrate_up(empty_database, schema, target=5, dry_run=True)) == [4, 5]
+    assert numbers(migrate_down(empty_database, schema, dry_run=True)) == [3, 2, 1]
+    assert len(booked(connection, schema)) == 3
+    tamper(connection, schema, "UPDATE {ledger} SET name = 'x' WHERE version = 2")
+    for call in (migrate_up, migrate_down):
+        with pytest.raises(ConfigurationError, match="version 2 was applied as x"):
+            call(empty_database, schema, dry_run=True)
+
+
+def test_a_target_on_the_wrong_side_is_refused(empty_database, connection, schema):
+    migrate_up(empty_database, schema, target=3)
+    for call, target, says in (
+        (migrate_up, 2, "migrate down"),
+        (migrate_up, NEWEST + 1, f"versions 1 to {NEWEST}"),
+        (migrate_up, -1, f"versions 1 to {NEWEST}"),
+        (migrate_down, 4, "cannot lead to 4"),
+        (migrate_down, -1, "cannot lead to -1"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            call(empty_database, schema, target=target)
+    for call in (migrate_up, migrate_down):
+        with pytest.raises(ConfigurationError, match="max_steps 0"):
+            call(empty_database, schema, max_steps=0)
+    assert len(booked(connection, schema)) == 3
+
+
+def test_each_way_back_leads_to_where_it_came_from(connection, schema):
+    seen = []
+    for version in versions():
+        migrate_up(connection, schema, target=version.number)
+        seen.append(lines_of(connection, schema))
+    for number in range(NEWEST - 1, 0, -1):
+        migrate_down(connection, schema, target=number)
+        assert lines_of(connection, schema) == seen[number - 1], number
+
+
+def test_a_pool_serves_as_well_as_a_connection(empty_database, schema):
+    with ConnectionPool(empty_database, min_size=0, max_size=1, open=True) as pool:
+        assert migrate_up(pool, schema) == list(versions())
+        assert validate(pool, schema).current == NEWEST
+
+
+# Locks
+
+
+def test_an_online_safe_step_tries_five_times_and_never_waits_for_long(
+    empty_database, connection, schema, monkeypatch
+):
+    migrate_up(connection, schema)
+    add_version(
+        monkeypatch,
+        "-- Online-safe: adds a column.\n"
+        "ALTER TABLE {schema}.headgate_job ADD COLUMN later text",
+    )
+    with psycopg.connect(empty_database) as reader:
+        reader.execute(
+            sql.SQL("SELECT FROM {}.headgate_job").format(sql.Identifier(schema))
+        )
+        tries = []
+        monkeypatch.setattr(
+            migrate,
+            "history_of",
+            lambda session, read=migrate.history_of: tries.append(1) or read(session),
+        )
+        with pytest.raises(StoreConflict):
+            migrate_up(connection, schema, lock_timeout_ms=20)
+    assert len(tries) == 5
+    assert len(booked(connection, schema)) == NEWEST
+
+
+def test_a_step_that_is_not_online_safe_waits_for_its_lock(
+    empty_database, connection, schema, monkeypatch
+):
+    migrate_up(connection, schema)
+    add_version(monkeypatch, "LOCK TABLE {schema}.headgate_duty")
+    monkeypatch.setattr(manifest, "difference", lambda lines: "")
+    with psycopg.connect(empty_database) as reader:
+        reader.execute(
+            sql.SQL("SELECT FROM {}.headgate_duty").format(sql.Identifier(schema))
+        )
+        thread = threading.Thread(
+            target=migrate_up,
+            args=(empty_database, schema),
+            kwargs={"lock_timeout_ms": 1},
+        )
+        thread.start()
+        waiting = False
+        while thread.is_alive() and not waiting:
+            [[waiting]] = connection.execute(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted"
+                " AND relation = to_regclass(%s))",
+                [f"{schema}.headgate_duty"],
+            ).fetchall()
+        assert waiting
+        reader.rollback()
+        thread.join()
+    assert len(booked(connection, schema)) == NEWEST + 1
+
+
+# The manifest
+
+
+def test_the_manifest_is_the_text_of_the_newest_schema(connection):
+    with newest_schema(connection) as schema:
+        assert render(lines_of(connection, schema)) == manifest.FILE.read_text()
+
+
+CHANGES = {
+    "ALTER TABLE {0}.headgate_duty ADD COLUMN more text": "+ column headgate_duty.more",
+    "ALTER TABLE {0}.headgate_duty DROP COLUMN holder": "- column headgate_duty.holder",
+    "ALTER TABLE {0}.headgate_duty ALTER holder DROP NOT NULL": "headgate_duty.holder",
+    "ALTER TABLE {0}.headgate_duty ALTER holder SET DEFAULT ''": "DEFAULT",
+    "ALTER TABLE {0}.headgate_duty ALTER expires_at_ms TYPE numeric": "numeric",
+    'ALTER TABLE {0}.headgate_duty ALTER holder TYPE text COLLATE "POSIX"': "POSIX",
+    "DROP TABLE {0}.headgate_sleeper": "- table headgate_sleeper",
+    "CREATE TABLE {0}.headgate_more ()": "+ table headgate_more",
+    "DROP INDEX {0}.headgate_job_hold": "- CREATE INDEX headgate_job_hold",
+    "CREATE INDEX headgate_job_more ON {0}.headgate_job (kind)": "headgate_job_more",
+    "DROP TRIGGER headgate_job_removed ON {0}.headgate_job": "headgate_job_removed",
+    "ALTER TABLE {0}.headgate_job DISABLE TRIGGER headgate_job_removed": "+ CREATE TR",
+    "ALTER TABLE {0}.headgate_job DROP CONSTRAINT headgate_job_sound": "- constraint",
+    "CREATE OR REPLACE FUNCTION {0}.headgate_wake() RETURNS trigger LANGUAGE plpgsql"
+    " AS 'BEGIN RETURN NULL; END'": "function headgate_wake",
+    "ALTER FUNCTION {0}.headgate_wake() SECURITY DEFINER": "SECURITY DEFINER",
+    "ALTER FUNCTION {0}.headgate_wake() SET search_path = public": "search_path=public",
+    "ALTER TYPE {0}.headgate_admission ADD ATTRIBUTE more text": "more text",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_validate_names_what_is_not_as_it_should_be(connection, schema, change):
+    migrate_up(connection, schema)
+    assert validate(connection, schema) == migrate.Validity(
+        current=NEWEST, latest=NEWEST
+    )
+    connection.execute(sql.SQL(change).format(sql.Identifier(schema)))
+    with pytest.raises(ConfigurationError) as raised:
+        validate(connection, schema)
+    assert CHANGES[change] in str(raised.value)
+
+
+def test_what_an_administrator_may_do_is_no_difference(connection, schema):
+    migrate_up(connection, schema)
+    for change in (
+        "CREATE INDEX mine ON {0}.headgate_job (kind, fence)",
+        "ALTER TABLE {0}.headgate_job SET (fillfactor = 70)",
+        "CREATE TABLE {0}.others ()",
+        "ALTER TABLE {0}.headgate_duty ADD CONSTRAINT mine CHECK (name <> 'x')",
+        "GRANT SELECT ON {0}.headgate_duty TO PUBLIC",
+        "ANALYZE {0}.headgate_duty",
+    ):
+        connection.execute(sql.SQL(change).format(sql.Identifier(schema)))
+    assert validate(connection, schema).current == NEWEST
+
+
+def test_an_older_schema_is_checked_by_its_ledger_alone(connection, schema):
+    assert validate(connection, schema).current == 0
+    migrate_up(connection, schema, target=3)
+    assert validate(connection, schema) == migrate.Validity(current=3, latest=NEWEST)
+
+
+def test_the_newest_version_is_not_committed_over_a_schema_that_drifted(
+    connection, schema
+):
+    migrate_up(connection, schema, target=NEWEST - 1)
+    drop = sql.SQL("DROP INDEX {}.headgate_job_hold").format(sql.Identifier(schema))
+    connection.execute(drop)
+    with pytest.raises(ConfigurationError, match="- CREATE INDEX headgate_job_hold"):
+        migrate_up(connection, schema)
+    assert len(booked(connection, schema)) == NEWEST - 1
+
+
+# Taking over
+
+
+@pytest.mark.parametrize("left", ["no ledger", "an empty ledger"])
+def test_tables_from_a_dump_without_ledger_are_adopted(connection, schema, left):
+    migrate_up(connection, schema)
+    if left == "no ledger":
+        tamper(connection, schema, "DROP TABLE {ledger}")
+        connection.execute(
+            sql.SQL("DROP TABLE {}.headgate_grant").format(sql.Identifier(schema))
+        )
+    else:
+        tamper(connection, schema, "DELETE FROM {ledger}")
+    for call in (migrate_up, migrate_down, validate):
+        with pytest.raises(ConfigurationError, match=f"{left}.*migrate adopt"):
+            call(connection, schema)
+    adopt(connection, schema, version=NEWEST)
+    assert [row[1] for row in booked(connection, schema)] == list(range(1, NEWEST + 1))
+    assert validate(connection, schema).current == NEWEST
+    with pytest.raises(ConfigurationError, match="has a ledger already"):
+        adopt(connection, schema, version=NEWEST)
+
+
+def test_nothing_is_adopted_that_is_not_exactly_this_release(connection, schema):
+    with pytest.raises(ConfigurationError, match="no tables to adopt"):
+        adopt(connection, schema, version=NEWEST)
+    migrate_up(connection, schema, target=NEWEST - 1)
+    tamper(connection, schema, "DELETE FROM {ledger}")
+    with pytest.raises(ConfigurationError, match=f"version {NEWEST} only"):
+        adopt(connection, schema, version=NEWEST - 1)
+    with pytest.raises(ConfigurationError, match=f"is not what version {NEWEST}"):
+        adopt(connection, schema, version=NEWEST)
+    assert booked(connection, schema) == []

@@ -97,7 +97,7 @@ CALLS = {
     "output": ("write_output", {**HELD, "schema_version": 1, "data": b""}, 5),
     "progress": ("write_progress", {**HELD, "current": 1, "total": 1, "message": None},
                  5),
-    "job": ("get_job", {**one("completed"), "include_payload": True}, 3),
+    "job": ("get_job_payload", one("completed"), 3),
     "jobs": ("get_jobs", {"job_ids": jobs("completed", 1_000)}, 2_500),
     "unfinished": ("unfinished", {"queue": "other"}, 5),
     "cancel": ("operator_cancel", one("available"), 10),

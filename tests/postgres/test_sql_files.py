@@ -15,7 +15,7 @@ import headgate_sync.postgres
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.lifecycle import ACKABLE, UNFINISHED, Event, State, target_sql
 from headgate_sync.policy import MIN_UNITS
-from headgate_sync.postgres.migrate import versions
+from headgate_sync.postgres.ledger import versions
 from headgate_sync.postgres.sql import (
     PREPARED,
     Statements,
@@ -28,7 +28,14 @@ from tests.builders import enqueue
 PACKAGE = Path(headgate_sync.postgres.__file__).parent
 HEADER = ("Arguments:", "Rows:", "Locks:")
 # What a server cannot prepare; every migration runs them.
-COMMANDS = {"ledger_create", "ledger_drop", "ledger_lock", "ledger_schema"}
+COMMANDS = {
+    "grant_create",
+    "grant_drop",
+    "ledger_create",
+    "ledger_drop",
+    "ledger_lock",
+    "ledger_schema",
+}
 # The driver converts longer texts anew at each call.
 MAX_CACHED_BYTES = 4096
 

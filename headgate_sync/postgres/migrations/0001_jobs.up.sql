@@ -183,9 +183,12 @@ CREATE TABLE {schema}.headgate_duty (
   expires_at_ms bigint NOT NULL
 ) WITH (fillfactor = 50);
 
+-- lock_right: always null. Whoever locks a row must hold the right to update some column; producers lock the limits that
+-- they are held to, and hold the right on this one, which changes nothing.
 CREATE TABLE {schema}.headgate_enqueue_policy (
   queue text COLLATE "C" PRIMARY KEY,
-  max_unfinished_jobs bigint NOT NULL CHECK (max_unfinished_jobs >= 0)
+  max_unfinished_jobs bigint NOT NULL CHECK (max_unfinished_jobs >= 0),
+  lock_right boolean CHECK (lock_right IS NULL)
 );
 
 -- Appended by every statement that changes how many jobs of a queue are unfinished, or that completes one;

@@ -47,21 +47,23 @@ CREATE TABLE {schema}.headgate_queue_memory (
   sampled_at_ms bigint NOT NULL
 ) WITH (fillfactor = 70);
 
--- Whether a job is what a filter asks for; null asks nothing. One expression, so that the planner puts it in line.
+-- Whether a job is what a filter asks for; null asks nothing. One expression, so that the planner puts it in line. Its
+-- columns one by one: the row as a whole would take the right to read the payload too.
 CREATE FUNCTION {schema}.headgate_job_matches(
-  p_job {schema}.headgate_job, p_queue text, p_state text, p_kind text, p_kind_prefix text, p_partition_key text,
+  j_queue text, j_state text, j_kind text, j_partition_key text, j_fingerprint text, j_rate_class text,
+  j_priority integer, p_queue text, p_state text, p_kind text, p_kind_prefix text, p_partition_key text,
   p_fingerprint text, p_rate_class text, p_priority integer)
   RETURNS boolean
   LANGUAGE sql IMMUTABLE
   AS $$
-SELECT (p_queue IS NULL OR (p_job).queue = p_queue)
-  AND (p_state IS NULL OR (p_job).state = p_state)
-  AND (p_kind IS NULL OR (p_job).kind = p_kind)
-  AND (p_kind_prefix IS NULL OR pg_catalog.starts_with((p_job).kind, p_kind_prefix))
-  AND (p_partition_key IS NULL OR (p_job).partition_key = p_partition_key)
-  AND (p_fingerprint IS NULL OR (p_job).fingerprint = p_fingerprint)
-  AND (p_rate_class IS NULL OR (p_job).rate_class = p_rate_class)
-  AND (p_priority IS NULL OR (p_job).priority = p_priority)
+SELECT (p_queue IS NULL OR j_queue = p_queue)
+  AND (p_state IS NULL OR j_state = p_state)
+  AND (p_kind IS NULL OR j_kind = p_kind)
+  AND (p_kind_prefix IS NULL OR pg_catalog.starts_with(j_kind, p_kind_prefix))
+  AND (p_partition_key IS NULL OR j_partition_key = p_partition_key)
+  AND (p_fingerprint IS NULL OR j_fingerprint = p_fingerprint)
+  AND (p_rate_class IS NULL OR j_rate_class = p_rate_class)
+  AND (p_priority IS NULL OR j_priority = p_priority)
 $$;
 
 -- Count the jobs of a state, of one queue or of all, up to a limit.

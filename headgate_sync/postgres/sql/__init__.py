@@ -29,7 +29,8 @@ PREPARED = frozenset(
 # Whether the row `job` is what the filter of a list asks for; the arguments are those
 # of the function in their order.
 _MATCHES = (
-    "{schema}.headgate_job_matches(job, %(queue)s::text, %(state)s::text,"
+    "{schema}.headgate_job_matches(job.queue, job.state, job.kind, job.partition_key,"
+    " job.fingerprint, job.rate_class, job.priority, %(queue)s::text, %(state)s::text,"
     " %(kind)s::text, %(kind_prefix)s::text, %(partition_key)s::text,"
     " %(fingerprint)s::text, %(rate_class)s::text, %(priority)s::integer)"
 )

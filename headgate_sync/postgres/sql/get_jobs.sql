@@ -11,7 +11,12 @@ SELECT job.id, job.kind, job.queue, job.state, job.schema_version, job.priority,
   job.fence, job.lease_expires_at_ms, job.claimed_by, job.reason_code, job.error_code, job.latency_ms, job.replay_of
 FROM unnest(%(job_ids)b::text[]) WITH ORDINALITY AS wanted (id, place)
 CROSS JOIN LATERAL (
-  SELECT found.*
+  SELECT found.seq, found.id, found.kind, found.queue, found.state, found.schema_version, found.priority, found.attempt,
+    found.crash_attempt, found.max_attempts, found.weight, found.partition_key, found.rate_class, found.fingerprint,
+    found.sticky_worker, found.enqueued_at_ms, found.scheduled_at_ms, found.claimed_at_ms, found.finalized_at_ms,
+    found.timeout_ms, found.deadline_ms, found.retention_ms, found.periodic_schedule_id, found.periodic_tick_ms,
+    found.errors, found.fence, found.lease_expires_at_ms, found.claimed_by, found.reason_code, found.error_code,
+    found.latency_ms, found.replay_of
   FROM {schema}.headgate_job AS found
   WHERE found.id = wanted.id
   LIMIT 1
