@@ -1,6 +1,6 @@
 -- Name what a schema has that rights can be given on.
 -- Arguments: schema_name text.
--- Rows:      table and its columns, or function and null.
+-- Rows:      table or sequence and its columns, or function and null.
 -- Locks:     none.
 SELECT class.relname::text,
   ARRAY (
@@ -9,7 +9,7 @@ SELECT class.relname::text,
     WHERE col.attrelid = class.oid AND col.attnum > 0 AND NOT col.attisdropped)
 FROM pg_catalog.pg_class AS class
 JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
-WHERE space.nspname = %(schema_name)s AND class.relkind IN ('r', 'p') AND starts_with(class.relname::text, 'headgate_')
+WHERE space.nspname = %(schema_name)s AND class.relkind IN ('r', 'p', 'S') AND starts_with(class.relname::text, 'headgate_')
 UNION ALL
 SELECT code.proname::text, NULL
 FROM pg_catalog.pg_proc AS code
