@@ -30,10 +30,13 @@ CALLERS = {
 READER_CALLS = {
     "concurrency_limits", "counts", "distinct_kinds", "get_jobs", "get_operation",
     "history", "list_jobs", "partitions", "quarantine_list", "queue_stats",
-    "rate_classes", "store_now_ms", "unfinished", "index_health",
+    "rate_classes", "store_now_ms", "unfinished", "index_health", "list_workers",
+    "cluster", "list_schedule_events", "explain_admission",
 }  # fmt: skip
 WORKER_CALLS = {
     "quarantine_sweep", "run_pending_operations", "sample_queue_memory",
+    "heartbeat_worker", "forget_worker", "due_schedules", "fire_ticks",
+    "record_schedule_event",
 }  # fmt: skip
 OWNER_CALLS = {"reindex_concurrently", "vacuum"}
 _KEPT: dict[str, dict[str, ConnectionPool[Any]]] = {}

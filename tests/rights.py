@@ -78,6 +78,18 @@ def assigned(text: str) -> set[str]:
     return {match[1] for match in found if match}
 
 
+def query_before(text: str) -> str:
+    """The SELECT that a text ends in, without its subqueries."""
+    depth, kept = 0, []
+    for sign in reversed(text):
+        depth += (sign == ")") - (sign == "(")
+        if depth < 0 or (depth == 0 and sign == ";"):
+            break
+        if depth == 0 and sign != ")":
+            kept.append(sign)
+    return "".join(reversed(kept)).rpartition("SELECT")[2]
+
+
 def read(text: str, functions: Iterable[str]) -> Text:
     """What a text needs by itself."""
     text = re.sub(r"--[^\n]*", "", text)
@@ -100,9 +112,9 @@ def read(text: str, functions: Iterable[str]) -> Text:
         for match in pattern.finditer(text):
             found.tables[match[1]].updated |= assigned(match[2])
     for lock in _LOCK.finditer(text):
-        before = [m[1] for m in _NAME.finditer(text[: lock.start()]) if not m[2]]
-        if before and not text[: lock.start()].rstrip().endswith("DO"):
-            found.tables[before[-1]].locked = True
+        for match in _NAME.finditer(query_before(text[: lock.start()])):
+            if not match[2]:
+                found.tables[match[1]].locked = True
     return found
 
 

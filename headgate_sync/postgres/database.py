@@ -65,6 +65,7 @@ _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"25006", "25P03", "25P04", "57014"})
 _OUTAGE_CLASSES = ("08", "53", "57P0", "58")
 UNIQUE_VIOLATION = "23505"
+NOT_ALLOWED = "42501"
 QUERY_CANCELED = "57014"
 
 
@@ -144,7 +145,15 @@ class Session:
                     pipeline.sync()
             return cursor.fetchall() if cursor.rownumber is not None else []
         except (psycopg.Error, UnicodeError) as error:
-            raise translate(error) from error
+            told = translate(error)
+            if isinstance(told, BackendError) and told.sqlstate == NOT_ALLOWED:
+                user = self.connection.info.user
+                told = BackendError(
+                    f"role {user} lacks a right: {told.message}; the owner of the "
+                    "schema gives it with `headgate migrate grants`",
+                    sqlstate=NOT_ALLOWED,
+                )
+            raise told from error
 
 
 def is_alive(connection: psycopg.Connection[Any]) -> bool:

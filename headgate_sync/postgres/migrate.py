@@ -15,6 +15,7 @@ from headgate_sync.errors import BackendError, ConfigurationError, StoreConflict
 from headgate_sync.postgres import manifest, roles
 from headgate_sync.postgres.database import (
     DEFAULT_SCHEMA,
+    NOT_ALLOWED,
     Database,
     Pool,
     Session,
@@ -46,7 +47,6 @@ _BEGIN = (
 # Unique violation of a catalogue's index, duplicate schema, table or object: a session
 # of the same moment has just created it.
 _JUST_CREATED = frozenset({"23505", "42P06", "42P07", "42710"})
-_NOT_ALLOWED = "42501"
 
 
 @frozen(kw_only=True)
@@ -330,7 +330,7 @@ def _create_ledger(session: Session, schema: str) -> None:
                 session.rows("ledger_create")
                 session.rows("grant_create")
         except BackendError as error:
-            if error.sqlstate == _NOT_ALLOWED:
+            if error.sqlstate == NOT_ALLOWED:
                 raise _not_allowed(schema, state, error) from error
             if error.sqlstate not in _JUST_CREATED:
                 raise

@@ -1,0 +1,466 @@
+"""Roles of a real server: each can do all that it may, and nothing that it must not."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headgate_sync.errors import BackendError, ConfigurationError, DuplicateJob
+from headgate_sync.lease import Checkpoint, JobResult, LeaseRef, ProgressUpdate
+from headgate_sync.lifecycle import Outcome, State
+from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.postgres import manifest, roles
+from headgate_sync.postgres.migrate import grant, migrate_down, migrate_up
+from headgate_sync.postgres.roles import HIDDEN, MIGRATOR, ROLES, STATEMENTS, rights
+from headgate_sync.postgres.sql import statement_names
+from headgate_sync.postgres.store import PgStore
+from tests import rights as drawing
+from tests.as_roles import drop_roles, make_roles, pools_of
+from tests.builders import admit, claim_one, enqueue, envelope
+from tests.manifest_file import newest_schema
+from tests.servers import new_database
+
+SCHEMA = "headgate"
+NOT_ALLOWED = "42501"
+
+
+@pytest.fixture(scope="module")
+def url(server_url):
+    """A database whose schema nobody but its owner may use without a grant."""
+    with new_database(server_url) as made:
+        migrate_up(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def owner(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def logins(owner):
+    names = make_roles(owner, SCHEMA)
+    yield names
+    drop_roles(owner, names)
+
+
+@pytest.fixture(scope="module")
+def stores(url, logins):
+    """A store for each role."""
+    with pools_of(url, logins) as pools:
+        made = {role: PgStore(pool, SCHEMA) for role, pool in pools.items()}
+        yield made
+        for store in made.values():
+            store.close()
+
+
+@pytest.fixture
+def queue():
+    return f"q{uuid.uuid4().hex}"
+
+
+@contextmanager
+def refused():
+    """What the server must refuse for want of a right."""
+    with pytest.raises(BackendError) as raised:
+        yield raised
+    assert raised.value.sqlstate == NOT_ALLOWED
+
+
+def test_every_statement_belongs_to_a_role():
+    assert MIGRATOR.union(*STATEMENTS.values()) == set(statement_names())
+    assert not MIGRATOR & set().union(*STATEMENTS.values())
+
+
+def test_the_rights_are_those_that_the_statements_need(owner):
+    with newest_schema(owner) as schema:
+        assert drawing.render(owner, schema) == roles.FILE.read_text()
+
+
+def test_nothing_is_granted_that_does_not_exist():
+    tables = manifest.columns()
+    for right in rights():
+        assert right.role in ROLES
+        if right.kind == "TABLE":
+            assert set(right.columns) <= set(tables[right.name])
+        elif right.kind == "FUNCTION":
+            assert right.name in manifest.functions()
+
+
+def privileges(role, table):
+    return {
+        right.privilege: right.columns
+        for right in rights()
+        if (right.role, right.kind, right.name) == (role, "TABLE", table)
+    }
+
+
+def test_the_rights_keep_the_roles_apart():
+    policies = ("headgate_rate_class", "headgate_ceiling", "headgate_budget")
+    assert all(
+        right.privilege == "SELECT"
+        for right in rights()
+        if right.role == "reader" and right.kind == "TABLE"
+    )
+    for table in policies:
+        assert privileges("producer", table) == {}
+    assert privileges("worker", "headgate_ceiling").keys() == {"SELECT"}
+    assert "limit_tokens" not in privileges("worker", "headgate_budget")["UPDATE"]
+    assert privileges("worker", "headgate_enqueue_policy")["UPDATE"] == ("lock_right",)
+    assert privileges("producer", "headgate_enqueue_policy") == {
+        "SELECT": (),
+        "UPDATE": ("lock_right",),
+    }
+    assert set(privileges("worker", "headgate_schedule")["UPDATE"]) == {
+        "last_enqueued_ms",
+        "next_run_ms",
+    }
+    assert "fence" not in privileges("operator", "headgate_job")["UPDATE"]
+    assert "DELETE" not in privileges("producer", "headgate_job")
+    for role in ROLES:
+        assert privileges(role, "headgate_grant") == {}
+        assert privileges(role, "headgate_schema_migration") == {"SELECT": ()}
+
+
+# What the server itself says of each right
+
+
+def may(connection, login, table, privilege, column):
+    [[answer]] = connection.execute(
+        "SELECT has_column_privilege(%s, %s, %s, %s)",
+        [login, f"{SCHEMA}.{table}", column, privilege],
+    ).fetchall()
+    return answer
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_server_grants_each_right_of_the_table_and_no_other(owner, logins, role):
+    for table, columns in manifest.columns().items():
+        given = privileges(role, table)
+        for privilege in ("SELECT", "INSERT", "UPDATE"):
+            named = given.get(privilege)
+            allowed = set() if named is None else set(named or columns)
+            found = {
+                column
+                for column in columns
+                if may(owner, logins[role], table, privilege, column)
+            }
+            assert found == allowed, (table, privilege)
+        for privilege in ("DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"):
+            [[found]] = owner.execute(
+                "SELECT has_table_privilege(%s, %s, %s)",
+                [logins[role], f"{SCHEMA}.{table}", privilege],
+            ).fetchall()
+            assert found == (privilege in given), (table, privilege)
+    [[creates]] = owner.execute(
+        "SELECT has_schema_privilege(%s, %s, 'CREATE')", [logins[role], SCHEMA]
+    ).fetchall()
+    assert not creates
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_run_its_functions_and_no_other(owner, logins, role):
+    callable_ = {
+        name
+        for (name,) in owner.execute(
+            "SELECT proname FROM pg_proc WHERE pronamespace = %s::regnamespace"
+            " AND has_function_privilege(%s, oid, 'EXECUTE')",
+            [SCHEMA, logins[role]],
+        )
+    }
+    assert callable_ == {
+        right.name
+        for right in rights()
+        if (right.role, right.kind) == (role, "FUNCTION")
+    }
+
+
+@pytest.mark.parametrize("role", HIDDEN)
+def test_hidden_columns_cannot_be_read(url, logins, role):
+    with psycopg.connect(make_conninfo(url, user=logins[role]), autocommit=True) as us:
+        for table, columns in HIDDEN[role].items():
+            for column in columns:
+                read = sql.SQL("SELECT {} FROM {}").format(
+                    sql.Identifier(column), sql.Identifier(SCHEMA, table)
+                )
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    us.execute(read)
+
+
+# What the stores of the roles do
+
+
+def test_a_producer_enqueues_in_every_form(url, logins, stores, queue):
+    producer = stores["producer"]
+    enqueue(producer, f"{queue}1", queue=queue)
+    producer.enqueue([envelope(id=f"{queue}{n}", queue=queue) for n in (2, 3)])
+    stores["operator"].inspect.set_enqueue_limit(queue, 100)
+    enqueue(producer, f"{queue}4", queue=queue, tags=("a", "b"), delay_ms=1_000)
+    enqueue(producer, f"{queue}5", queue=queue, unique_key=queue.encode())
+    with pytest.raises(DuplicateJob):
+        enqueue(producer, f"{queue}6", queue=queue, unique_key=queue.encode())
+    with psycopg.connect(make_conninfo(url, user=logins["producer"])) as own:
+        handle = producer.transactional.join(own)
+        producer.transactional.enqueue_tx(
+            handle, [envelope(id=f"{queue}7", queue=queue)]
+        )
+    assert stores["reader"].inspect.unfinished(queue) == 6
+
+
+def test_a_producer_can_neither_claim_nor_settle_nor_steer(stores, queue):
+    producer = stores["producer"]
+    enqueue(producer, queue, queue=queue)
+    with refused():
+        admit(producer, queues=(queue,))
+    inspect = stores["producer"].inspect
+    for steer in (
+        lambda: inspect.delete_job(queue),
+        lambda: inspect.operator_cancel(queue),
+        lambda: inspect.set_queue_paused(queue, True),
+        lambda: inspect.set_enqueue_limit(queue, 1),
+        lambda: inspect.upsert_rate_class(rate_class(queue)),
+        lambda: inspect.quarantine_release("f"),
+        lambda: producer.results.read_result(queue),
+        lambda: producer.outputs.read_output(queue),
+        lambda: producer.evict_retained(1),
+        lambda: producer.claim_duty("d", "me", 1_000),
+    ):
+        with refused():
+            steer()
+
+
+def rate_class(name):
+    return RateClassConfig(name=name, limit=5, window_ms=1_000, burst=5)
+
+
+def test_a_worker_runs_jobs_from_enqueue_to_result(stores, queue):
+    worker = stores["worker"]
+    stores["operator"].inspect.upsert_rate_class(rate_class(queue))
+    for name in ("a", "b", "c"):
+        enqueue(
+            stores["producer"],
+            f"{queue}{name}",
+            queue=queue,
+            rate_class=queue,
+            retention_ms=60_000,
+        )
+    claims = [claim_one(worker, queues=(queue,)) for _ in range(3)]
+    leases = [claim.lease_ref for claim in claims]
+    assert worker.renew(leases, lease_ms=60_000) == []
+    worker.checkpoint(leases[0], Checkpoint(completed_steps=("s",)))
+    worker.outputs.write_job_output(leases[0], JobResult(schema_version=1, data=b"o"))
+    worker.progress.write_job_progress(leases[0], ProgressUpdate(current=1, total=2))
+    worker.results.ack_success_with_result(
+        leases[0], JobResult(schema_version=1, data=b"r")
+    )
+    assert worker.results.read_result(f"{queue}a").data == b"r"
+    worker.ack(leases[1], Outcome.RETRY)
+    worker.ack(leases[2], Outcome.RATE_LIMITED, delay_ms=60_000)
+    assert worker.duty_tick("me", ["sweep"], 60_000)
+    worker.reclaim_expired(10)
+    worker.promote_due(10)
+    worker.evict_retained(10)
+    worker.maintenance.gate_fold(100)
+    worker.maintenance.gate_reconcile(100)
+    worker.maintenance.prune_effects(1_000, 10)
+    worker.inspect.quarantine_sweep(10)
+    worker.inspect.run_pending_operations(10)
+    with worker.transactional.transaction() as tx:
+        assert worker.transactional.claim_effect(tx, queue)
+    enqueue(worker, f"{queue}d", queue=queue)
+
+
+def test_a_worker_edits_no_policy_and_no_table(url, logins, stores, queue):
+    inspect = stores["worker"].inspect
+    ceiling = Ceiling(name=queue, scope="queue", queue=queue, max_concurrent=1)
+    for edit in (
+        lambda: inspect.upsert_rate_class(rate_class(queue)),
+        lambda: inspect.upsert_concurrency_limit(ceiling),
+        lambda: inspect.set_enqueue_limit(queue, 1),
+        lambda: inspect.set_queue_paused(queue, True),
+        lambda: inspect.set_partition_quantum(queue, "p", 2),
+        lambda: inspect.quarantine_release("f"),
+    ):
+        with refused():
+            edit()
+    with psycopg.connect(
+        make_conninfo(url, user=logins["worker"]), autocommit=True
+    ) as us:
+        for change in (
+            "CREATE TABLE headgate.mine ()",
+            "ALTER TABLE headgate.headgate_job ADD COLUMN mine text",
+            "DROP FUNCTION headgate.headgate_now_ms()",
+            "INSERT INTO headgate.headgate_grant VALUES ('me', 'operator')",
+            "DELETE FROM headgate.headgate_schema_migration",
+            "TRUNCATE headgate.headgate_job",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                us.execute(change)
+
+
+def test_an_operator_steers_everything_and_claims_nothing(stores, queue):
+    operator = stores["operator"]
+    inspect = operator.inspect
+    for name in ("a", "b", "c", "d"):
+        enqueue(operator, f"{queue}{name}", queue=queue)
+    inspect.operator_cancel(f"{queue}a")
+    inspect.operator_retry(f"{queue}a")
+    inspect.delete_job(f"{queue}b")
+    inspect.edit_payload(f"{queue}c", b"new", schema_version=1, fingerprint="f")
+    assert inspect.get_job(f"{queue}c", include_payload=True).payload == b"new"
+    assert inspect.replay_job(f"{queue}d")
+    inspect.set_queue_paused(queue, True)
+    inspect.set_queue_paused(queue, False)
+    inspect.set_queue_weight(queue, 3)
+    inspect.set_enqueue_limit(queue, 9)
+    inspect.set_enqueue_limit(queue, None)
+    inspect.upsert_rate_class(rate_class(queue))
+    inspect.pause_rate_class(queue, 1_000, "r")
+    assert inspect.resume_rate_class(queue)
+    inspect.upsert_concurrency_limit(
+        Ceiling(name=queue, scope="queue", queue=queue, max_concurrent=1)
+    )
+    assert inspect.delete_concurrency_limit(queue)
+    assert inspect.delete_rate_class(queue) is not None
+    assert operator.results.read_result(f"{queue}a") is None
+    assert operator.outputs.read_output(f"{queue}a") is None
+    assert operator.progress.read_progress(f"{queue}a") is None
+    assert inspect.delete_queue(queue, force=True) is not None
+    with refused():
+        admit(operator, queues=(queue,))
+    with refused():
+        operator.checkpoint(
+            LeaseRef(job_id=queue, lease_id="x", fence=1),
+            Checkpoint(completed_steps=("s",)),
+        )
+
+
+def test_a_reader_reads_all_but_payloads_and_writes_nothing(stores, queue):
+    reader = stores["reader"]
+    enqueue(stores["producer"], queue, queue=queue, tags=("t",))
+    inspect = reader.inspect
+    assert inspect.get_job(queue).state == State.AVAILABLE
+    assert [job.id for job in inspect.get_jobs([queue])] == [queue]
+    assert queue in [job.id for job in inspect.list_jobs().jobs]
+    assert inspect.unfinished(queue) == 1
+    inspect.counts(queue)
+    inspect.queue_stats()
+    inspect.history(queue, 0)
+    inspect.partitions(queue)
+    inspect.rate_classes()
+    inspect.concurrency_limits()
+    inspect.quarantine_list()
+    inspect.distinct_kinds(10)
+    inspect.explain_admission(queue)
+    inspect.list_workers()
+    inspect.cluster()
+    reader.maintenance.index_health()
+    with refused() as raised:
+        inspect.get_job(queue, include_payload=True)
+    assert "permission denied for table headgate_job" in str(raised.value)
+    assert "headgate migrate grants" in str(raised.value)
+    for write in (
+        lambda: enqueue(reader, f"{queue}2", queue=queue),
+        lambda: admit(reader, queues=(queue,)),
+        lambda: inspect.delete_job(queue),
+        lambda: inspect.read_checkpoint(queue),
+        lambda: reader.promote_due(1),
+    ):
+        with refused():
+            write()
+
+
+def test_the_rights_of_tables_hold_where_everybody_may_run_functions(
+    owner, stores, queue
+):
+    every = sql.SQL("{} EXECUTE ON ALL FUNCTIONS IN SCHEMA headgate {} PUBLIC")
+    owner.execute(every.format(sql.SQL("GRANT"), sql.SQL("TO")))
+    try:
+        enqueue(stores["producer"], queue, queue=queue)
+        for role in ("producer", "operator", "reader"):
+            with refused():
+                admit(stores[role], queues=(queue,))
+        for role in ("producer", "worker", "reader"):
+            with refused():
+                stores[role].inspect.upsert_rate_class(rate_class(queue))
+        for role in ("producer", "reader"):
+            with refused():
+                stores[role].inspect.delete_job(queue)
+    finally:
+        owner.execute(every.format(sql.SQL("REVOKE"), sql.SQL("FROM")))
+        for login, role in owner.execute(
+            "SELECT role, as_role FROM headgate.headgate_grant"
+        ).fetchall():
+            grant(owner, role=login, as_role=role)
+
+
+# Giving and giving again
+
+
+def test_rights_are_given_again_with_each_version(owner, url):
+    schema = f"hg_{uuid.uuid4().hex}"
+    login = f"headgate_test_{uuid.uuid4().hex}"
+    name = sql.Identifier(login)
+    owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+    try:
+        migrate_up(url, schema, target=1)
+        grant(url, schema, role=login, as_role="worker")
+        grant(url, schema, role=login, as_role="operator")
+        migrate_up(url, schema)
+        with pools_of(url, {"both": login}) as pools:
+            store = PgStore(pools["both"], schema)
+            enqueue(store, "a")
+            store.ack(claim_one(store).lease_ref, Outcome.SUCCESS)
+            store.inspect.set_queue_paused("q", True)
+            store.close()
+        migrate_down(url, schema)
+        migrate_up(url, schema)
+        with pools_of(url, {"both": login}) as pools, refused():
+            enqueue(PgStore(pools["both"], schema), "a")
+    finally:
+        owner.execute(
+            sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}; DROP SCHEMA {1} CASCADE").format(
+                name, sql.Identifier(schema)
+            )
+        )
+
+
+def test_a_role_that_is_gone_does_not_stop_an_upgrade(owner, url):
+    schema = f"hg_{uuid.uuid4().hex}"
+    login = f"headgate_test_{uuid.uuid4().hex}"
+    owner.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(login)))
+    migrate_up(url, schema, target=2)
+    grant(url, schema, role=login, as_role="reader")
+    owner.execute(
+        sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(login))
+    )
+    assert migrate_up(url, schema)
+    owner.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+
+
+def test_an_unknown_role_is_refused_on_either_side(url):
+    with pytest.raises(ConfigurationError, match='must run: CREATE ROLE "no such"'):
+        grant(url, role="no such", as_role="worker")
+    with pytest.raises(ConfigurationError, match="none of producer, worker"):
+        grant(url, role="postgres", as_role="migrator")
+    with pytest.raises(ConfigurationError, match="run `headgate migrate up`"):
+        grant(url, "nothing here", role="postgres", as_role="worker")
+
+
+def test_the_printed_statements_give_what_is_given_directly(owner, url):
+    login = f'headgate_test_{uuid.uuid4().hex} "x"'
+    name = sql.Identifier(login)
+    owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+    try:
+        for text in roles.grants(login, "producer", SCHEMA):
+            owner.execute(text.encode())
+        with pools_of(url, {"producer": login}) as pools:
+            enqueue(PgStore(pools["producer"], SCHEMA), uuid.uuid4().hex)
+    finally:
+        owner.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
