@@ -6,11 +6,15 @@ import argparse
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from headgate_sync import __version__
 from headgate_sync.errors import ConfigurationError, HeadgateError
 from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
+
+T = TypeVar("T")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -26,25 +30,20 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     migrate = commands.add_parser("migrate", help="create, update or drop the schema")
-    migrate.add_argument("action", choices=("up", "status", "down"))
+    migrate.add_argument("action", choices=sorted(_MIGRATE))
     migrate.add_argument("--url", help="default: HEADGATE_DATABASE_URL, DATABASE_URL")
     migrate.add_argument("--schema", help="default: HEADGATE_SCHEMA, else headgate")
+    migrate.add_argument("--target-version", type=int, metavar="N", help="up, down")
+    migrate.add_argument("--max-steps", type=int, metavar="N", help="up, down")
+    migrate.add_argument("--dry-run", action="store_true", help="up, down")
     migrate.add_argument(
-        "--yes", action="store_true", help="confirm `down`: it drops every job"
+        "--yes", "--confirm", action="store_true", help="confirm `down` or `adopt`"
     )
-
-    cron = commands.add_parser("cron", help="schedules")
-    actions = cron.add_subparsers(dest="action", required=True)
-    sync = actions.add_parser(
-        "sync", help="write the schedules that an application declares"
-    )
-    sync.add_argument("app", metavar="APP", help="module:attribute, as for a worker")
-    sync.add_argument(
-        "--prune",
-        action="store_true",
-        help="delete those below --prefix that are not declared any more",
-    )
-    sync.add_argument("--prefix", help="beginning of the ids that --prune may delete")
+    migrate.add_argument("--version", type=int, metavar="N", help="get, adopt")
+    migrate.add_argument("--down", action="store_true", help="get: the way back")
+    migrate.add_argument("--role", help="grants: a role of the server")
+    migrate.add_argument("--as", dest="as_role", help="grants: what it shall act as")
+    migrate.add_argument("--apply", action="store_true", help="grants: run them too")
 
     embedded = commands.add_parser("embedded", help="the development database")
     embedded.add_argument("action", choices=("remove",))
@@ -83,8 +82,13 @@ def _migrate(arguments: argparse.Namespace) -> int:
     settings = Settings.read(os.environ.get)
     schema = arguments.schema or settings.schema
     url = arguments.url or settings.url
+    action = _MIGRATE[arguments.action]
+    if arguments.action == "get":
+        return _print(action("", schema, arguments))
+    if arguments.action == "grants" and not arguments.apply:
+        return _print(action("", schema, arguments))
     if url is not None:
-        return _migrate_at(url, schema, arguments)
+        return _print(action(url, schema, arguments))
     if not settings.embedded:
         raise ConfigurationError(
             f"no database: give --url or set {DATABASE_URL} or {FALLBACK_URL}, "
@@ -93,28 +97,106 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from headgate_sync.embedded import EmbeddedServer
 
     with EmbeddedServer.start(settings.data_dir) as server:
-        return _migrate_at(server.url, schema, arguments)
+        return _print(action(server.url, schema, arguments))
 
 
-def _migrate_at(url: str, schema: str, arguments: argparse.Namespace) -> int:
-    from headgate_sync.postgres import migrate
-
-    if arguments.action == "status":
-        for line in migrate.status(url, schema=schema):
-            print(line)
-        return 0
-    if arguments.action == "down":
-        if not arguments.yes:
-            raise ConfigurationError(
-                f"migrate down drops every job of schema {schema}; confirm with --yes"
-            )
-        migrate.migrate_down(url, schema=schema)
-        print(f"schema {schema} holds no tables of headgate any more")
-        return 0
-    for version in migrate.migrate_up(url, schema=schema):
-        print(f"applied {version}")
-    print(f"schema {schema} is current")
+def _print(lines: Iterable[str]) -> int:
+    for line in lines:
+        print(line)
     return 0
+
+
+def _up(url: str, schema: str, given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.up(
+        url,
+        schema,
+        target=given.target_version,
+        max_steps=given.max_steps,
+        dry_run=given.dry_run,
+    )
+
+
+def _down(url: str, schema: str, given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    if not given.yes and not given.dry_run:
+        raise ConfigurationError(
+            f"migrate down drops jobs of schema {schema}; confirm with --yes"
+        )
+    return schema_commands.down(
+        url,
+        schema,
+        target=given.target_version or 0,
+        max_steps=given.max_steps,
+        dry_run=given.dry_run,
+    )
+
+
+def _validate(url: str, schema: str, _given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.validate(url, schema)
+
+
+def _version(url: str, schema: str, _given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.version(url, schema)
+
+
+def _list(url: str, schema: str, _given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.listing(url, schema)
+
+
+def _get(_url: str, schema: str, given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.get(
+        schema, _needed(given.version, "--version"), "down" if given.down else "up"
+    )
+
+
+def _adopt(url: str, schema: str, given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    version = _needed(given.version, "--version")
+    if not given.yes:
+        raise ConfigurationError("migrate adopt writes the ledger; confirm with --yes")
+    return schema_commands.adopt(url, schema, version=version)
+
+
+def _grants(url: str, schema: str, given: argparse.Namespace) -> Iterable[str]:
+    from headgate_sync import schema_commands
+
+    return schema_commands.grants(
+        url or None,
+        schema,
+        role=_needed(given.role, "--role"),
+        as_role=_needed(given.as_role, "--as"),
+    )
+
+
+def _needed(value: T | None, option: str) -> T:
+    if value is None:
+        raise ConfigurationError(f"this command needs {option}")
+    return value
+
+
+_MIGRATE: dict[str, Callable[[str, str, argparse.Namespace], Iterable[str]]] = {
+    "adopt": _adopt,
+    "down": _down,
+    "get": _get,
+    "grants": _grants,
+    "list": _list,
+    "status": _list,
+    "up": _up,
+    "validate": _validate,
+    "version": _version,
+}
 
 
 def _embedded(_arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headgate_sync.postgres.ledger import versions
 from tests.servers import new_database, reachable_directory
 
 VARIABLES = (
@@ -75,6 +76,59 @@ def test_migrations_go_up_and_down_on_request(server_url):
                 " WHERE relnamespace = 'queue'::regnamespace"
             ).fetchall()
         assert left == []
+
+
+def test_the_commands_of_migrate_print_one_line_per_fact(server_url):
+    newest = len(versions())
+    with new_database(server_url) as url:
+
+        def migrate(*arguments: str) -> list[str]:
+            done = headgate("migrate", *arguments, "--url", url)
+            assert (done.returncode, done.stderr) == (0, ""), arguments
+            return done.stdout.splitlines()
+
+        first = f"version=1 name={versions()[0].name} online_safe=no"
+        assert migrate("version") == [f"current=0 latest={newest}"]
+        assert migrate("up", "--target-version", "1", "--dry-run") == [
+            f"up {first} dry_run=true"
+        ]
+        assert migrate("up", "--max-steps", "1") == [f"up {first}"]
+        assert len(migrate("up")) == newest
+        assert migrate("up")[0] == "no-op: already at target version"
+        assert migrate("validate") == [
+            f"ok backend=postgres current={newest} latest={newest}"
+        ]
+        assert migrate("list")[0].startswith("version=1 name=jobs checksum=")
+        assert migrate("get", "--version", "1", "--down")[0].startswith(
+            "-- Destructive"
+        )
+        grants = migrate("grants", "--role", "postgres", "--as", "reader", "--apply")
+        assert grants[0] == 'GRANT USAGE ON SCHEMA "headgate" TO "postgres";'
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP TABLE headgate.headgate_schema_migration")
+            connection.execute("DROP TABLE headgate.headgate_grant")
+        assert migrate("adopt", "--version", str(newest), "--confirm") == [
+            f"adopted version={newest}"
+        ]
+        assert len(migrate("down", "--dry-run")) == newest
+        assert migrate("down", "--target-version", "1", "--confirm")[-1].startswith(
+            "down version=2"
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["get"], "--version"),
+        (["get", "--version", "0"], "versions 1 to"),
+        (["adopt", "--version", "1", "--url", "x"], "--yes"),
+        (["grants", "--role", "r"], "--as"),
+        (["grants", "--role", "r", "--as", "owner"], "none of producer"),
+    ],
+)
+def test_a_mistake_in_migrate_needs_no_database_to_be_told(arguments, says):
+    done = headgate("migrate", *arguments)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_the_development_database_is_migrated_where_the_environment_asks_for_it():

@@ -75,6 +75,7 @@ LAYERS = {
     "embedded": EDGES,
     "progress": EDGES,
     "runtime": EDGES,
+    "schema_commands": EDGES,
     "settings": EDGES,
     "testing": EDGES,
     "worker.__main__": EDGES,

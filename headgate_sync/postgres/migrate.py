@@ -51,7 +51,7 @@ _JUST_CREATED = frozenset({"23505", "42P06", "42P07", "42710"})
 
 @frozen(kw_only=True)
 class Validity:
-    """A schema that is what this release would have made, as far as it is made.
+    """A schema that this release knows, as far as it is made.
 
     Attributes:
         current: the version of the schema; 0 where nothing is.
@@ -60,6 +60,11 @@ class Validity:
 
     current: int
     latest: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether there is nothing to apply."""
+        return self.current == self.latest
 
 
 def migrate_up(
@@ -182,6 +187,18 @@ def status(where: Target, schema: str = DEFAULT_SCHEMA) -> list[Status]:
         return [Status(version, instants.get(version.number)) for version in versions()]
 
 
+def validity(where: Target, schema: str = DEFAULT_SCHEMA) -> Validity:
+    """Tell at which version a schema is, by its ledger alone.
+
+    Raises:
+        ConfigurationError: the ledger is not one of this release, or there are tables
+            without a ledger.
+    """
+    with _session(where, schema) as session:
+        current = _current(session, schema)
+        return Validity(current=current, latest=versions()[-1].number)
+
+
 def validate(where: Target, schema: str = DEFAULT_SCHEMA) -> Validity:
     """Check the ledger and, at the newest version, everything in the schema.
 
@@ -273,7 +290,8 @@ def _transaction(session: Session) -> Iterator[None]:
     session.command(b"COMMIT")
 
 
-def _render(text: str, schema: str) -> bytes:
+def render(text: str, schema: str) -> bytes:
+    """The text of a version for a schema."""
     source = sql.SQL(text)
     return source.format(schema=sql.Identifier(schema)).as_bytes(None)
 
@@ -381,7 +399,7 @@ def _try_next(
         if version.online_safe:
             # Not before the lock of the ledger: another deployer may take its time.
             session.command(b"SET LOCAL lock_timeout = %d" % lock_timeout_ms)
-        session.command(_render(version.text("up"), schema))
+        session.command(render(version.text("up"), schema))
         _book(session, version)
         roles.give_again(session, schema)
         if version is versions()[-1]:
@@ -399,7 +417,7 @@ def _revert_next(session: Session, schema: str, target: int) -> Version | None:
         check_history(history, schema)
         if len(history) > target:
             version = versions()[len(history) - 1]
-            session.command(_render(version.text("down"), schema))
+            session.command(render(version.text("down"), schema))
             session.rows("ledger_remove", version=version.number)
             return version
         if not history:
