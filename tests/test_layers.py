@@ -29,6 +29,7 @@ LAYERS = {
     "schedule": VALUES,
     "scalars": VALUES,
     "search": VALUES,
+    "semantics": VALUES,
     "signals": VALUES,
     "templates": VALUES,
     "tracing": VALUES,
