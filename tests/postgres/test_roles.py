@@ -20,6 +20,7 @@ from headgate_sync.postgres.roles import HIDDEN, MIGRATOR, ROLES, STATEMENTS, ri
 from headgate_sync.postgres.sql import statement_names
 from headgate_sync.postgres.store import PgStore
 from tests import rights as drawing
+from tests import rights_page
 from tests.as_roles import drop_roles, make_roles, pools_of
 from tests.builders import admit, claim_one, enqueue, envelope
 from tests.manifest_file import newest_schema
@@ -81,6 +82,10 @@ def test_every_statement_belongs_to_a_role():
 def test_the_rights_are_those_that_the_statements_need(owner):
     with newest_schema(owner) as schema:
         assert drawing.render(owner, schema) == roles.FILE.read_text()
+
+
+def test_the_page_shows_the_rights():
+    assert rights_page.split()[1] == rights_page.render()
 
 
 def test_nothing_is_granted_that_does_not_exist():
