@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections import Counter
@@ -474,6 +475,27 @@ def test_a_pool_serves_as_well_as_a_connection(empty_database, schema):
 
 
 # Locks
+
+
+def definitions(version):
+    """The statements of a version without comments and bodies of functions."""
+    text = re.sub(r"\$\$.*?\$\$", "", version.text("up"), flags=re.DOTALL)
+    text = re.sub(r"--[^\n]*", "", text)
+    return [statement.strip() for statement in text.split(";") if statement.strip()]
+
+
+@pytest.mark.parametrize("version", versions(), ids=lambda version: version.name)
+def test_an_online_safe_step_only_adds_what_nobody_uses_yet(version):
+    own = set(re.findall(r"CREATE TABLE \{schema\}\.(\w+)", version.text("up")))
+    adds = all(
+        re.match(r"CREATE (TABLE|TYPE|(OR REPLACE )?FUNCTION) ", statement)
+        or (
+            (index := re.match(r"CREATE (UNIQUE )?INDEX \w+ ON \S+?\.(\w+)", statement))
+            and index[2] in own
+        )
+        for statement in definitions(version)
+    )
+    assert version.online_safe <= adds
 
 
 def test_an_online_safe_step_tries_five_times_and_never_waits_for_long(

@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- Ending attempts and renewing leases, as functions.
 --
 -- Functions and not plain statements, because a plan that was cached while the table was small or never analysed must not

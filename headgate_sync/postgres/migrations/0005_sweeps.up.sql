@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- What is done to many jobs at a time, by duties and operators, as functions; the settings on them as in 0004_settle.
 --
 -- A sweep skips rows that are locked, so that it waits for nobody, and goes on behind them. It locks in the order of its

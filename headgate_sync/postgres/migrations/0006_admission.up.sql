@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- How long until a closed class with waiting work opens in one of the queues; null when time alone opens none.
 --
 -- Arguments: queues, and how many running jobs fill a partition of each (null for no limit); how many lanes and groups

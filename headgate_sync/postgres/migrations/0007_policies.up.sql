@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- The verbs of the operator: policy that can be changed at run time.
 --
 -- Locks: queues first (sorted by lock key), then the class row, which guards its budgets, then job rows. What the caller

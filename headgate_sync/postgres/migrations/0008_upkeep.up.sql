@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- Upkeep. Both calls only try for the lock of a queue: whoever holds it folds by itself.
 
 -- Write what a fold freed to the queue and to its classes. The caller holds the lock of the queue. A class that

@@ -1,3 +1,5 @@
+-- Online-safe: adds functions.
+--
 -- What the gate knows about one job, for its explanation.
 --
 -- The functions are STABLE: they write and lock nothing, run in a read-only transaction, and all their queries see the

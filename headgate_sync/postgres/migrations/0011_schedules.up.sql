@@ -1,3 +1,5 @@
+-- Online-safe: adds tables.
+--
 -- Schedules and the audit trail of their ticks.
 --
 -- The database reads no spec: next_run_ms is computed by the library, and whoever moves it on compares it first, so that

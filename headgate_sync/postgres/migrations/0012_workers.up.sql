@@ -1,3 +1,5 @@
+-- Online-safe: adds tables.
+--
 -- Worker processes that have beaten. One row per worker, written by its own beats and by the operator who signals it;
 -- nothing but the primary key is indexed, so that a beat is an update within the page.
 CREATE TABLE {schema}.headgate_worker (
