@@ -54,6 +54,7 @@ class LiveAttempt:
         finished: the handler settled the job itself.
         retry: the handler's own policy, known once it runs.
         capture: collects log records for this attempt into `logs`; None does not.
+        span: what telemetry sinks keep for the attempt until its end.
         interrupt: of a handler that may be struck by an exception.
         renewing: the heartbeat extends the lease.
         settled: somebody decided the outcome; later results are dropped.
@@ -87,6 +88,7 @@ class LiveAttempt:
         "returned",
         "returned_s",
         "settled",
+        "span",
         "store",
         "stuck_reported",
         "thread_id",
@@ -120,6 +122,7 @@ class LiveAttempt:
         self.context: JobContext | None = None
         self.capture: object | None = None
         self.logs: LogBuffer | None = None
+        self.span: tuple[object, ...] = ()
         self.interrupt: Interrupt | None = None
         self.thread_id: int | None = None
         self.retry: RetryPolicy | None = None

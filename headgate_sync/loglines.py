@@ -118,14 +118,19 @@ def _scalar(value: Any) -> Scalar:
 
 
 class LogBuffer:
-    """The lines of one attempt, up to a cap; any thread may add."""
+    """The lines of one attempt, up to a cap; any thread may add.
 
-    __slots__ = ("_closed", "_lines", "_lock")
+    Attributes:
+        dropped: lines beyond the cap.
+    """
+
+    __slots__ = ("_closed", "_lines", "_lock", "dropped")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards both fields
+        self._lock = threading.Lock()  # guards all fields
         self._lines: list[str] = []
         self._closed = False
+        self.dropped = 0
 
     @property
     def takes(self) -> bool:
@@ -135,9 +140,19 @@ class LogBuffer:
     def add(self, line: str) -> None:
         """Keep a line; the first one beyond the cap is replaced by a note of that."""
         with self._lock:
-            if not self._closed and len(self._lines) <= MAX_LOG_LINES:
-                full = len(self._lines) == MAX_LOG_LINES
-                self._lines.append(LOG_CAP_REACHED if full else line)
+            if self._closed:
+                return
+            if len(self._lines) < MAX_LOG_LINES:
+                self._lines.append(line)
+                return
+            if len(self._lines) == MAX_LOG_LINES:
+                self._lines.append(LOG_CAP_REACHED)
+            self.dropped += 1
+
+    def drop(self) -> None:
+        """Count a line that need not be made because it would not be kept."""
+        with self._lock:
+            self.dropped += not self._closed
 
     def lines(self) -> tuple[str, ...]:
         """What was kept so far."""

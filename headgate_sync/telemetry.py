@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from headgate_sync.tracing import TraceContext
 
@@ -57,6 +57,26 @@ class Evicted:
 
 
 @frozen(kw_only=True)
+class Unhandled:
+    """A job was claimed whose kind this worker has no handler for."""
+
+    queue: str
+    kind: str
+
+
+@frozen(kw_only=True)
+class AttemptBegun:
+    """A handler is about to be called; the fields are those of `JobSpan`."""
+
+    job_id: str
+    kind: str
+    queue: str
+    attempt: int
+    started_at_ms: int
+    trace: TraceContext | None = None
+
+
+@frozen(kw_only=True)
 class JobSpan:
     """One attempt from its claim to its end; the last event of an attempt.
 
@@ -67,6 +87,8 @@ class JobSpan:
         started_at_ms: store time of the claim.
         ms: length, the wait for the ack not included.
         trace: from the headers of the job, or None.
+        worker: who ran it.
+        live: what the sink's `begin_attempt` returned for this attempt; None without.
     """
 
     job_id: str
@@ -77,6 +99,8 @@ class JobSpan:
     started_at_ms: int
     ms: int
     trace: TraceContext | None = None
+    worker: str = ""
+    live: object = field(default=None, eq=False, repr=False)
 
 
 @frozen(kw_only=True)
@@ -145,18 +169,46 @@ class Stuck:
     detail: str
 
 
+@frozen(kw_only=True)
+class LogDropped:
+    """An attempt logged more lines than are kept; told at its end.
+
+    Attributes:
+        count: lines that are not kept.
+    """
+
+    worker: str
+    job_id: str
+    detail: str
+    count: int
+
+
+@frozen(kw_only=True)
+class GateCorrected:
+    """The gate's counters were wrong and are put right.
+
+    Attributes:
+        count: partitions whose counters were wrong.
+    """
+
+    count: int
+
+
 TelemetryEvent = (
     Admitted
     | Rejected
     | Completed
     | Quarantined
     | Evicted
+    | Unhandled
     | JobSpan
     | WorkerSaturation
     | WorkerMemory
     | RenewFailed
     | AckFailed
     | Stuck
+    | LogDropped
+    | GateCorrected
 )
 
 
@@ -169,5 +221,21 @@ class Telemetry(Protocol):
         Must be quick and must not call the store: acks wait for it. What it raises is
         logged once per minute and disturbs nothing. Unknown classes must be ignored;
         later releases add some.
+        """
+        ...
+
+
+class Tracer(Telemetry, Protocol):
+    """A sink that also wants to hear of the beginning of attempts, to trace them."""
+
+    def begin_attempt(self, begun: AttemptBegun) -> object:
+        """Called on the handler's thread, inside of its context variables.
+
+        What it sets there (`ContextVar.set`) the handler sees, and nobody after it.
+        Not called for handlers of batches, whose call belongs to many jobs, nor for
+        jobs that no handler gets.
+
+        Returns:
+            What the attempt's `JobSpan` carries as `live`.
         """
         ...

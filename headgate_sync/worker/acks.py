@@ -234,7 +234,12 @@ class AckBox:
     def _insist(self, undecided: list[Outgoing]) -> None:
         """Try acks whose rows are locked elsewhere apart, so that no other waits."""
         apart = AckBox(
-            self._store, self._inflight, now_s=self._now_s, accepted=self._accepted
+            self._store,
+            self._inflight,
+            now_s=self._now_s,
+            accepted=self._accepted,
+            lost=self._lost,
+            failed=self._failed,
         )
         apart._given_up, apart._insists = self._given_up, True
         apart._retrying = self._retrying

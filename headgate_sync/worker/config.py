@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from attrs import field, frozen
 
@@ -85,6 +85,23 @@ def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
     return made
 
 
+def _sinks(
+    sinks: Telemetry | Iterable[Telemetry] | None,
+) -> tuple[Telemetry, ...]:
+    if sinks is None:
+        return ()
+    if not callable(getattr(sinks, "on_event", None)) and isinstance(sinks, Iterable):
+        made = tuple(sinks)
+    else:
+        made = (cast("Telemetry", sinks),)
+    for sink in made:
+        if not callable(getattr(sink, "on_event", None)):
+            raise InvalidRequest(
+                f"telemetry: {type(sink).__name__} has no method on_event"
+            )
+    return made
+
+
 def _path(path: Path | str | None) -> Path | None:
     return None if path is None else Path(path)
 
@@ -133,7 +150,7 @@ class WorkerConfig:
         unknown_kind: what happens to jobs of unknown kind.
         periodic_hooks: called around every enqueue of a schedule's tick.
         sync_schedules: apply the declared schedules at the start, with `run_duties`.
-        telemetry: a sink for events; without one none is made.
+        telemetry: a sink for events, or several; without one none is made.
         event_bus: hears of every outcome that the store took.
         death_handlers: called in order, on a handler thread, with each job that an
             outcome of this worker archived; lost when the process dies meanwhile.
@@ -169,7 +186,7 @@ class WorkerConfig:
     unknown_kind: HandBack = HAND_BACK
     periodic_hooks: tuple[PeriodicHook, ...] = field(default=(), converter=_hooks)
     sync_schedules: bool = True
-    telemetry: Telemetry | None = None
+    telemetry: tuple[Telemetry, ...] = field(default=(), converter=_sinks)
     event_bus: EventBus | None = None
     death_handlers: tuple[DeathHandler, ...] = field(default=(), converter=tuple)
     stuck_handler: StuckCallback | None = None

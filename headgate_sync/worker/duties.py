@@ -10,7 +10,7 @@ from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
 from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
 from headgate_sync.store import Store
-from headgate_sync.telemetry import Evicted, Quarantined
+from headgate_sync.telemetry import Evicted, GateCorrected, Quarantined
 from headgate_sync.worker.loops import LoopGuard, LoopHealth
 from headgate_sync.worker.reporting import Emitter
 from headgate_sync.worker.scheduler import PeriodicHook, Scheduler
@@ -207,7 +207,7 @@ def built_in_duties(
         Duty("reclaimer", lambda: _reclaim(store, emit), now_s=now_s),
         Duty(
             "promoter",
-            lambda: _promote(store),
+            lambda: _promote(store, emit),
             now_s=now_s,
             every_s=UPKEEP_INTERVAL_MS / 1000,
         ),
@@ -263,17 +263,17 @@ def _reclaim(store: Store, emit: Emitter | None) -> bool:
     return len(taken) >= RECLAIM_LIMIT
 
 
-def _promote(store: Store) -> bool:
+def _promote(store: Store, emit: Emitter | None) -> bool:
     """Promote due jobs, then keep the gate's books; a fault of one spares the other."""
     promoted = 0
     try:
         promoted = store.promote_due(PROMOTE_LIMIT)
     finally:
-        folded = _fold(store)
+        folded = _fold(store, emit)
     return promoted >= PROMOTE_LIMIT or folded >= FOLD_MAX
 
 
-def _fold(store: Store) -> int:
+def _fold(store: Store, emit: Emitter | None) -> int:
     if store.maintenance is None:
         return 0
     try:
@@ -282,6 +282,8 @@ def _fold(store: Store) -> int:
             wrong := store.maintenance.gate_reconcile(RECONCILE_LIMIT)
         ):
             logger.warning("the gate's counters were wrong for %d partitions", wrong)
+            if emit is not None:
+                emit(GateCorrected(count=wrong))
     except StoreError as error:
         logger.warning("gate upkeep: %s; tried again at the next tick", error)
         return 0

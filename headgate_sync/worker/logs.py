@@ -64,6 +64,8 @@ class LogCapture(logging.Handler):
             buffer = attempt.logs or self._make(attempt)
             if buffer.takes:
                 buffer.add(_line(record, attempt.store_now_ms()).encode())
+            else:
+                buffer.drop()
         except Exception:
             self.handleError(record)
 

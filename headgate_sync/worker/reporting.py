@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.events import (
@@ -20,17 +20,21 @@ from headgate_sync.events import (
 )
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome, State, next_state
+from headgate_sync.loglines import MAX_LOG_LINES
 from headgate_sync.retry import DEFAULT_CRASH_LIMIT
 from headgate_sync.telemetry import (
     AckFailed,
+    AttemptBegun,
     Completed,
     JobSpan,
+    LogDropped,
     Rejected,
     Telemetry,
     TelemetryEvent,
+    Unhandled,
 )
 from headgate_sync.tracing import trace_of
-from headgate_sync.worker.outcomes import REASON_DEADLINE
+from headgate_sync.worker.outcomes import CODE_UNKNOWN_KIND, REASON_DEADLINE
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +52,55 @@ _DEADLY = (Outcome.RETRY, Outcome.SKIP)
 
 
 class Emitter:
-    """Hands events to a sink that may fail without disturbing anything."""
+    """Hands events to sinks that may fail without disturbing anything."""
 
     def __init__(
-        self, sink: Telemetry, *, now_s: Callable[[], float] = time.monotonic
+        self, *sinks: Telemetry, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._sink = sink
+        self._sinks = sinks
+        self._begins = [getattr(sink, "begin_attempt", None) for sink in sinks]
         self._now_s = now_s
         self._lock = threading.Lock()  # guards the two fields below
         self._logged_s = float("-inf")
         self._unlogged = 0
 
-    def __call__(self, event: TelemetryEvent) -> BaseException | None:
-        """Hand over one event; returns what the sink raised."""
-        try:
-            self._sink.on_event(event)
-        except BaseException as error:  # a sink is not part of the job
-            self._failed(error)
-            return error
-        return None
+    @property
+    def follows(self) -> bool:
+        """Whether a sink wants to hear of the beginning of attempts."""
+        return any(self._begins)
+
+    def __call__(
+        self, event: TelemetryEvent, lives: Sequence[object] = ()
+    ) -> BaseException | None:
+        """Hand over one event; returns what a sink raised.
+
+        Args:
+            lives: by sink, what it keeps for the attempt that a `JobSpan` is about.
+        """
+        raised: BaseException | None = None
+        for number, sink in enumerate(self._sinks):
+            own = event
+            if lives and isinstance(event, JobSpan):
+                own = evolve(event, live=lives[number])
+            try:
+                sink.on_event(own)
+            except BaseException as error:  # a sink is not part of the job
+                self._failed(error)
+                raised = error
+        return raised
+
+    def begin(self, begun: AttemptBegun) -> tuple[object, ...]:
+        """Announce an attempt; returns what the sinks keep for it, by sink."""
+        lives: list[object] = []
+        for begin in self._begins:
+            live: object = None
+            if begin is not None:
+                try:
+                    live = begin(begun)
+                except BaseException as error:  # a sink is not part of the job
+                    self._failed(error)
+            lives.append(live)
+        return tuple(lives)
 
     def _failed(self, error: BaseException) -> None:
         now_s = self._now_s()
@@ -112,6 +146,27 @@ class Report:
         self._call = call
         self._keep = keep
         self._conclude = conclude
+
+    @property
+    def follows(self) -> bool:
+        """Whether `begun` is to be called."""
+        return self._emit is not None and self._emit.follows
+
+    def begun(self, attempt: LiveAttempt) -> None:
+        """A handler is about to be called, on this thread and with its variables."""
+        if self._emit is None:
+            return
+        envelope = attempt.claim.envelope
+        attempt.span = self._emit.begin(
+            AttemptBegun(
+                job_id=envelope.id,
+                kind=envelope.kind,
+                queue=envelope.queue,
+                attempt=envelope.attempt,
+                started_at_ms=attempt.claim.claimed_at_ms,
+                trace=trace_of(envelope.headers),
+            )
+        )
 
     def accepted(self, attempt: LiveAttempt, ack: Ack) -> bool:
         """The store has taken an ack.
@@ -183,6 +238,10 @@ class Report:
         if ack.outcome is Outcome.SUCCESS:
             self._completed(attempt, ms)
             return
+        if ack.error_code == CODE_UNKNOWN_KIND and attempt.capture is None:
+            # No handler's own code: an attempt without a handler captures nothing.
+            envelope = attempt.claim.envelope
+            self._emit(Unhandled(queue=envelope.queue, kind=envelope.kind))
         if ack.outcome is Outcome.RATE_LIMITED and not ack.error:
             # With a text the job was handed back for a reason of the worker's own.
             queue = attempt.claim.envelope.queue
@@ -198,6 +257,16 @@ class Report:
         if self._emit is None:
             return
         envelope = attempt.claim.envelope
+        if attempt.logs is not None and (dropped := attempt.logs.dropped):
+            self._emit(
+                LogDropped(
+                    worker=self._worker_id,
+                    job_id=envelope.id,
+                    detail=f"{dropped} lines beyond {MAX_LOG_LINES}",
+                    count=dropped,
+                )
+            )
+        lives, attempt.span = attempt.span, ()
         self._emit(
             JobSpan(
                 job_id=envelope.id,
@@ -208,7 +277,9 @@ class Report:
                 started_at_ms=attempt.claim.claimed_at_ms,
                 ms=ms,
                 trace=trace_of(envelope.headers),
-            )
+                worker=self._worker_id,
+            ),
+            lives,
         )
 
     def _publish(

@@ -50,6 +50,8 @@ class Runner:
         patience_s: how long tracked threads that should stop are waited for.
 
     Args:
+        begun: called with each attempt inside of its context variables, before its
+            handler; not for batches.
         ended: called with each attempt that ends without an ack of the worker.
     """
 
@@ -62,6 +64,7 @@ class Runner:
         worker: WorkerInfo,
         *,
         now_s: Callable[[], float],
+        begun: Callable[[LiveAttempt], None] | None = None,
         ended: Callable[[LiveAttempt], None] | None = None,
     ) -> None:
         self._registry = registry
@@ -72,6 +75,7 @@ class Runner:
         self._inflight = inflight
         self._acks = acks
         self._worker = worker
+        self._begun = begun
         self._ended = ended
         self._judge = Judge(retry=config.retry, is_failure=config.is_failure)
         self._spin = SpinWatch(now_s)
@@ -175,6 +179,8 @@ class Runner:
         self, binding: Binding, context: JobContext, attempt: LiveAttempt
     ) -> Control | JobResult | None:
         _begin(context)
+        if self._begun is not None:
+            self._begun(attempt)
         envelope = attempt.claim.envelope
         if binding.isolated is not None:
             run_isolated(binding.isolated, attempt, context)

@@ -103,8 +103,8 @@ class Worker:
         self._pulses = Pulses(
             beat_s=config.beat_ms / 1000, poll_s=config.poll.ceiling_ms / 1000
         )
-        telemetry = config.telemetry
-        emit = None if telemetry is None else Emitter(telemetry, now_s=now_s)
+        sinks = config.telemetry
+        emit = Emitter(*sinks, now_s=now_s) if sinks else None
         self._report: Report | None = None
         if emit or config.event_bus is not None or config.death_handlers:
             self._report = Report(
@@ -137,6 +137,7 @@ class Worker:
             self._acks,
             info,
             now_s=now_s,
+            begun=report.begun if report and report.follows else None,
             ended=report.ended if report else None,
         )
         self._runner.batches.opened = lambda: self._loops["watchdog"].nudge()
