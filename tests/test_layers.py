@@ -74,6 +74,9 @@ LAYERS = {
     "demo": EDGES,
     "deploy": EDGES,
     "embedded": EDGES,
+    "labels": EDGES,
+    "metrics": EDGES,
+    "otel": EDGES,
     "progress": EDGES,
     "runtime": EDGES,
     "schema_commands": EDGES,
@@ -96,6 +99,8 @@ OUTSIDE = {
         "tenacity",
         "flask",
         "flask_sqlalchemy",
+        "opentelemetry",
+        "prometheus_client",
         "rich",
         "sqlalchemy",
         *DRIVER,
@@ -110,6 +115,8 @@ EXTRAS = {
     "sqlalchemy",
     "textual",
     "werkzeug",
+    *("click", "django", "flask", "opentelemetry", "prometheus_client", "rich"),
+    *("sqlalchemy", "textual", "werkzeug"),
 }
 
 
