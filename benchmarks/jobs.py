@@ -33,3 +33,12 @@ def hold(number: int) -> None:
     stamp.fn(number)
     if len(Path(os.environ[STAMPS]).read_text().splitlines()) == 1:
         time.sleep(3600)
+
+
+@hg.task("bench:fail", queue=QUEUE)
+def fail(number: int = 0) -> None:
+    """Fail, with an exception that keeps its cause."""
+    try:
+        raise LookupError("the inner one")
+    except LookupError as error:
+        raise ValueError("the outer one") from error

@@ -45,6 +45,10 @@ class WorkerProcess:
         """Largest resident memory so far."""
         return _status_mb(self.pid, "VmHWM")
 
+    def threads(self) -> int:
+        """Threads now."""
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
