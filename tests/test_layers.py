@@ -86,7 +86,13 @@ LAYERS = {
     "worker.child": EDGES,
 }
 DRIVER = {"psycopg", "psycopg_pool"}
-OWN = {"postgres": DRIVER, "cron": {"cronsim"}, "testing": {"pytest"}}
+OWN = {
+    "postgres": DRIVER,
+    "cron": {"cronsim"},
+    "metrics": {"prometheus_client"},
+    "otel": {"opentelemetry"},
+    "testing": {"pytest"},
+}
 OUTSIDE = {
     0: set(),
     VALUES: {"attrs"},
@@ -99,24 +105,14 @@ OUTSIDE = {
         "tenacity",
         "flask",
         "flask_sqlalchemy",
-        "opentelemetry",
-        "prometheus_client",
         "rich",
         "sqlalchemy",
         *DRIVER,
     },
 }
 EXTRAS = {
-    "click",
-    "django",
-    "flask",
-    "pytest",
-    "rich",
-    "sqlalchemy",
-    "textual",
-    "werkzeug",
-    *("click", "django", "flask", "opentelemetry", "prometheus_client", "rich"),
-    *("sqlalchemy", "textual", "werkzeug"),
+    *("click", "django", "flask", "opentelemetry", "prometheus_client", "pytest"),
+    *("rich", "sqlalchemy", "textual", "werkzeug"),
 }
 
 

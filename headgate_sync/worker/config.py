@@ -86,11 +86,11 @@ def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
 
 
 def _sinks(
-    sinks: Telemetry | Iterable[Telemetry] | None,
+    sinks: Telemetry | Sequence[Telemetry] | None,
 ) -> tuple[Telemetry, ...]:
     if sinks is None:
         return ()
-    if not callable(getattr(sinks, "on_event", None)) and isinstance(sinks, Iterable):
+    if not callable(getattr(sinks, "on_event", None)) and isinstance(sinks, Sequence):
         made = tuple(sinks)
     else:
         made = (cast("Telemetry", sinks),)

@@ -62,7 +62,7 @@ def test_every_sink_hears_everything_although_one_raises(store: Any) -> None:
     assert [type(e) for e in sound.events] == [type(e) for e in broken.events]
 
 
-@pytest.mark.parametrize("given", [7, [7], [None], "text"])
+@pytest.mark.parametrize("given", [7, [7], [None], "text", iter([Sink()])])
 def test_what_is_no_sink_is_refused_when_the_configuration_is_made(given: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"telemetry: .* has no method on_event"):
         WorkerConfig(telemetry=given)
