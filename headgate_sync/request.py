@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import evolve, field, frozen
 
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.identity import Identity
 from headgate_sync.options import UNSET, CallOptions
 from headgate_sync.templates import parse_template
 
@@ -111,3 +112,11 @@ def with_options(request: JobRequest, options: CallOptions) -> JobRequest:
     made = evolve(own, **given)
     request.task.check_templates(made)
     return evolve(request, options=made)
+
+
+def identity_of(job: Any) -> Identity | None:
+    """The identity that a request itself carries, from `using(identity=...)`."""
+    if isinstance(job, JobRequest):
+        own = job.options.identity
+        return None if own is UNSET else own
+    return None

@@ -190,6 +190,10 @@ class ScheduleDef:
                 )
         return cls(**{name: getattr(envelope, name) for name in JOB_FIELDS}, **others)
 
+    def preview(self, schedule_id: str) -> Envelope:
+        """The job that stands for all of a schedule's where rules look at it."""
+        return self._envelope(id=f"schedule:{schedule_id}")
+
     @property
     def cap(self) -> int:
         """How many of the due ticks fire at most."""

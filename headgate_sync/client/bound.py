@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import evolve
 
-from headgate_sync.client.client import Client, identity_of
+from headgate_sync.client.client import Client
 from headgate_sync.envelope import Envelope
 from headgate_sync.identity import Identity
-from headgate_sync.request import JobHandle
+from headgate_sync.request import JobHandle, identity_of
 from headgate_sync.tracing import inherited
 
 

@@ -36,7 +36,6 @@ from headgate_sync.identity import (
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.options import (
     NO_DEFAULTS,
-    UNSET,
     CallOptions,
     TaskOptions,
     envelope_fields,
@@ -44,7 +43,7 @@ from headgate_sync.options import (
     merged,
     unique_of,
 )
-from headgate_sync.request import JobHandle, JobRequest, with_options
+from headgate_sync.request import JobHandle, JobRequest, identity_of, with_options
 from headgate_sync.store import Store
 from headgate_sync.task import task_of
 from headgate_sync.validation import MAX_BATCH_JOBS
@@ -497,14 +496,6 @@ def request_of(job: Any, options: Mapping[str, Any]) -> JobRequest:
     made = make_options(CallOptions, task.label, options)
     task.check_templates(made)
     return task.request(job, made)
-
-
-def identity_of(job: Any) -> Identity | None:
-    """The identity that a request itself carries, from `using(identity=...)`."""
-    if isinstance(job, JobRequest):
-        own = job.options.identity
-        return None if own is UNSET else own
-    return None
 
 
 def _handles(given: Sequence[Envelope], stored: Sequence[Envelope]) -> list[JobHandle]:

@@ -14,6 +14,7 @@ from headgate_sync.declared import Declared
 from headgate_sync.durations import instant_ms
 from headgate_sync.envelope import MAX_INT64, Envelope, check_text, fingerprint
 from headgate_sync.errors import InvalidRequest, NotFound, Unsupported
+from headgate_sync.identity import Identity
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.inspection import Inspect
 from headgate_sync.options import (
@@ -25,7 +26,7 @@ from headgate_sync.options import (
     unique_of,
 )
 from headgate_sync.pages import Page
-from headgate_sync.request import JobHandle, JobRequest
+from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.schedule import (
     JOB_FIELDS,
     OnMissed,
@@ -77,6 +78,7 @@ class Schedules:
         backfill_limit: int = 0,
         paused: bool | None = None,
         start_at: datetime | None = None,
+        identity: Identity | None = None,
         **options: Any,
     ) -> Schedule:
         """Create a schedule, or replace the one of this id.
@@ -93,17 +95,22 @@ class Schedules:
             backfill_limit: most ticks that "backfill" fires at once.
             paused: None keeps what an operator set.
             start_at: the first tick of a new spec; else it is computed from store time.
+            identity: who asks for it, as for `Client.enqueue`.
             **options: those of `CallOptions` that a schedule can give to each job.
 
         Raises:
             SpecError: the spec cannot be used; nothing was written.
             InvalidRequest: another argument cannot; nothing was written.
+            EnqueueForbidden: the authorizer refused its jobs; nothing was written.
         """
         definition = self.define(
             job, spec, on_missed=on_missed, backfill_limit=backfill_limit, **options
         )
         check_schedule_id(id)
         start_ms = None if start_at is None else instant_ms("start_at", start_at)
+        if identity is None:
+            identity = identity_of(job)
+        self._client.authorize([definition.preview(id)], identity=identity)
         inspect = self._inspect
         if start_ms is None:
             start_ms = next_after(definition.spec, inspect.store_now_ms())
@@ -164,13 +171,19 @@ class Schedules:
         """Remove a schedule; its jobs and events stay. `NotFound` without it."""
         self._inspect.delete_schedule(id)
 
-    def run_now(self, id: str, *, idempotency_key: str) -> JobHandle:
+    def run_now(
+        self, id: str, *, idempotency_key: str, identity: Identity | None = None
+    ) -> JobHandle:
         """Enqueue the schedule's job once more, now; its ticks are left alone.
+
+        Unlike a tick it passes through the middleware, the authorizer and the insert
+        hooks of the client.
 
         Args:
             id: of the schedule, which may be paused.
             idempotency_key: 1 to 255 bytes. While the job of a key is unfinished, the
                 same key gives the handle of that job, with `joined`.
+            identity: who asks for it, as for `Client.enqueue`.
 
         Raises:
             NotFound: there is no such schedule.
@@ -191,7 +204,8 @@ class Schedules:
                 fingerprint=fingerprint(schedule.kind, schedule.payload),
                 unique_key=f"schedrun:{id}:{key}".encode(),
                 **{name: getattr(schedule, name) for name in JOB_FIELDS},
-            )
+            ),
+            identity=identity,
         )
 
     def events(
@@ -214,6 +228,7 @@ class Schedules:
         *,
         delete_missing: bool = False,
         prefix: str | None = None,
+        identity: Identity | None = None,
     ) -> SyncReport:
         """Bring schedules to what a program declares; equal ones are not written.
 
@@ -224,15 +239,29 @@ class Schedules:
             specs: definitions by id.
             delete_missing: delete the schedules below `prefix` that are not in `specs`.
             prefix: beginning of ids; needed for `delete_missing`.
+            identity: who asks for it, as for `Client.enqueue`.
 
         Raises:
             InvalidRequest: a bad id, or no prefix where one is needed; nothing was
                 written.
+            EnqueueForbidden: the authorizer refused the jobs of one; nothing was
+                written.
         """
-        if delete_missing and not prefix:
-            raise InvalidRequest("delete_missing needs a prefix of ids, not all go")
         for id in specs:
             check_schedule_id(id)
+        previews = [definition.preview(id) for id, definition in specs.items()]
+        self._client.authorize(previews, identity=identity)
+        return self._sync(specs, delete_missing=delete_missing, prefix=prefix)
+
+    def _sync(
+        self,
+        specs: Mapping[str, ScheduleDef],
+        *,
+        delete_missing: bool = False,
+        prefix: str | None = None,
+    ) -> SyncReport:
+        if delete_missing and not prefix:
+            raise InvalidRequest("delete_missing needs a prefix of ids, not all go")
         inspect, done = self._inspect, SyncReport()
         now_ms = inspect.store_now_ms()
         for id, definition in specs.items():
@@ -258,8 +287,12 @@ class Schedules:
         return done
 
     def apply(self, declared: Mapping[str, Declared], **arguments: Any) -> SyncReport:
-        """`sync` for the schedules that a registry declares."""
-        return self.sync(
+        """`sync` for the schedules that a registry declares.
+
+        They are code of this program, like its handlers, and nobody's request: the
+        authorizer is not asked.
+        """
+        return self._sync(
             {
                 id: self.define(
                     one.job(),

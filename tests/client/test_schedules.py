@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -14,18 +15,21 @@ import pytest
 
 from headgate_sync.app import Headgate
 from headgate_sync.client import Client
+from headgate_sync.client.pipeline import EnqueueRequest, Proceed
 from headgate_sync.codec import JSON
 from headgate_sync.context import JobContext
 from headgate_sync.cron import next_after
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import (
     ConfigurationError,
+    EnqueueForbidden,
     InvalidRequest,
     NotFound,
     SpecError,
     StoreUnavailable,
     Unsupported,
 )
+from headgate_sync.identity import Authorization, Identity, enqueue_identity
 from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.registry import Registry
@@ -274,6 +278,108 @@ def test_a_key_of_a_run_by_hand_has_its_bounds(hg, key):
     hg.schedules.upsert("a", "k", "@daily")
     with pytest.raises(InvalidRequest, match="idempotency_key"):
         hg.schedules.run_now("a", idempotency_key=key)
+
+
+# The pipeline
+
+
+class Gatekeeper:
+    """An authorizer that lets one subject schedule and run, and notes what it saw."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str | None, str]] = []
+
+    def __call__(self, asked: Authorization, envelope: Envelope) -> bool:
+        subject = None if asked.identity is None else asked.identity.subject
+        self.asked.append((subject, envelope.id))
+        return subject == "ada"
+
+
+ADA, BOB = Identity("ada"), Identity("bob")
+
+
+def test_the_authorizer_is_asked_about_a_preview_of_the_jobs(store):
+    seen: list[Envelope] = []
+
+    def allow(asked: Authorization, envelope: Envelope) -> bool:
+        seen.append(envelope)
+        return True
+
+    stored = Client(store, authorizer=allow).schedules.upsert(
+        "a", "k", "@daily", queue="q", tags=["t"], sticky_worker="gpu-1"
+    )
+    assert seen == [stored.preview("a")]
+    assert (seen[0].id, seen[0].queue, seen[0].tags, seen[0].sticky_worker) == (
+        "schedule:a", "q", ("t",), "gpu-1",
+    )  # fmt: skip
+    assert len(seen[0].fingerprint) == 32
+
+
+def test_a_refused_schedule_is_not_written(store, backend):
+    gate = Gatekeeper()
+    schedules = Client(store, authorizer=gate).schedules
+    schedules.upsert("a", "k", "@daily", identity=ADA)
+    definition = schedules.define("k", "@hourly")
+    calls: list[Callable[[], object]] = [
+        lambda: schedules.upsert("a", "other", "@daily"),
+        lambda: schedules.upsert("b", "k", "@daily", identity=BOB),
+        lambda: schedules.sync({"a": definition, "b": definition}, identity=BOB),
+        lambda: schedules.run_now("a", idempotency_key="1", identity=BOB),
+    ]
+    for call in calls:
+
+        def refused(call: Callable[[], object] = call) -> None:
+            with pytest.raises(EnqueueForbidden):
+                call()
+
+        unchanged_by(backend, refused)
+    asked = [(None, "schedule:a"), ("bob", "schedule:b"), ("bob", "schedule:a")]
+    assert gate.asked[:4] == [("ada", "schedule:a"), *asked]
+    assert len(gate.asked) == 5
+
+
+def test_the_identity_of_a_schedule_comes_from_the_call_the_job_or_the_context(store):
+    schedules = Client(store, authorizer=Gatekeeper()).schedules
+    report = Registry().task("report")(lambda: None)
+    schedules.upsert("a", report.using(identity=ADA).job(), "@daily")
+    with enqueue_identity(ADA):
+        schedules.upsert("b", report.job(), "@daily")
+        schedules.run_now("b", idempotency_key="1")
+    assert schedules.sync(
+        {"c": schedules.define(report.job(), "@daily")}, identity=ADA
+    ).created == ("c",)
+
+
+def test_a_run_by_hand_passes_through_the_pipeline_and_a_tick_does_not(store, clock):
+    seen: list[str] = []
+
+    class Hook:
+        def begin(self, attempt: Any) -> None:
+            seen.append(f"begin for {attempt.identity.subject}")
+
+        def end(self, attempt: Any, outcome: Any) -> None:
+            seen.append(outcome.result)
+
+    def stamp(request: EnqueueRequest, proceed: Proceed) -> None:
+        request.batch = [attrs.evolve(e, tags=("stamped",)) for e in request.batch]
+        proceed(request)
+
+    client = Client(
+        store, authorizer=Gatekeeper(), middleware=[stamp], insert_hooks=[Hook()]
+    )
+    client.schedules.upsert("t", "k", "@every:1000", identity=ADA)
+    clock.advance_ms(1_000)
+    assert scheduler_sweep(store).enqueued == 1
+    assert seen == []
+    handle = client.schedules.run_now("t", idempotency_key="1", identity=ADA)
+    assert seen == ["begin for ada", "succeeded"]
+    assert job(store, handle.id).tags == ("stamped",)
+
+
+def test_declared_schedules_are_code_and_nobody_is_asked_about_them(store):
+    hg = Headgate(store, authorizer=Gatekeeper())
+    hg.schedule("a", Envelope(id="x", kind="k"), "@daily")
+    assert hg.sync_schedules().created == ("a",)
 
 
 # Declarations
