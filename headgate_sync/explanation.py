@@ -12,7 +12,7 @@ from types import MappingProxyType
 from attrs import field, frozen
 
 from headgate_sync.lifecycle import TERMINAL, State
-from headgate_sync.policy import Budget, Ceiling, OnSaturated, is_noisy
+from headgate_sync.policy import LATE_BEATS, Budget, Ceiling, OnSaturated, is_noisy
 
 MAX_AHEAD = 1_000
 """Rows ahead of a job that are looked at; what comes to more is told as this many."""
@@ -35,8 +35,9 @@ class AdmissionExplain:
         state: of the job.
         admissible: a call with room for it and for what comes before it admits the job,
             or has done so.
-        blocked_by: `pending`, `schedule`, `quarantine`, `queue_paused`, `rate_class`,
-            `concurrency_limit`; None for a job that is admissible or finished.
+        blocked_by: `pending`, `schedule`, `quarantine`, `queue_paused`,
+            `sticky_worker`, `rate_class`, `concurrency_limit`; None for a job that is
+            admissible or finished.
         detail: the figures of the decision as text; which keys depends on the reason.
         estimated_admission_ms: milliseconds from now, 0 for an admissible job; None
             where time alone does not help or nobody can tell.
@@ -91,6 +92,14 @@ class PartitionFacts:
 
 
 @frozen(kw_only=True)
+class WorkerFacts:
+    """The worker that a job is pinned to, as its last beat told."""
+
+    heartbeat_at_ms: int
+    beat_ms: int
+
+
+@frozen(kw_only=True)
 class GateFacts:
     """What a store read about a job, in one look.
 
@@ -99,7 +108,9 @@ class GateFacts:
         hold: why the gate has set the job aside, if it has.
         crash_count: of the registered fingerprint, or None.
         crash_attempt: of the job.
-        queue_paused, rate_class_facts, partition, ceilings: of an available job only.
+        queue_paused, sticky_worker_facts, rate_class_facts, partition, ceilings: of an
+            available job only.
+        sticky_worker_facts: None also for a worker that is not known.
         ceilings: those that count the job, each with the running jobs under it.
     """
 
@@ -117,6 +128,7 @@ class GateFacts:
     crash_count: int | None
     hold: str | None = None
     queue_paused: bool = False
+    sticky_worker_facts: WorkerFacts | None = None
     rate_class_facts: ClassFacts = ClassFacts()
     partition: PartitionFacts | None = None
     ceilings: tuple[tuple[Ceiling, int], ...] = ()
@@ -128,7 +140,7 @@ def explained(facts: GateFacts) -> AdmissionExplain:
     Fairness alone never blocks: it decides who comes first.
     """
     if facts.state is State.AVAILABLE:
-        for check in (_queue, _quarantine, _class_pause, _oversize, _tokens, _ceiling):
+        for check in _CHECKS:
             found = check(facts)
             if found is not None:
                 return found
@@ -194,6 +206,26 @@ def _quarantine(facts: GateFacts) -> AdmissionExplain | None:
     if facts.crash_count is None and facts.hold != "quarantine":
         return None
     return _quarantined(facts)
+
+
+def _sticky(facts: GateFacts) -> AdmissionExplain | None:
+    """Whether the worker that the job is pinned to may still come for it."""
+    if not facts.sticky_worker:
+        return None
+    worker = facts.sticky_worker_facts
+    seen_ms = None if worker is None else worker.heartbeat_at_ms
+    if worker is not None and facts.now_ms - worker.heartbeat_at_ms <= (
+        LATE_BEATS * worker.beat_ms
+    ):
+        return None
+    return _blocked(
+        facts,
+        "sticky_worker",
+        {
+            "sticky_worker": facts.sticky_worker,
+            "last_seen_ms": "" if seen_ms is None else str(seen_ms),
+        },
+    )
 
 
 def _class_pause(facts: GateFacts) -> AdmissionExplain | None:
@@ -316,6 +348,9 @@ def _ceiling(facts: GateFacts) -> AdmissionExplain | None:
     if ceiling.on_saturated in _NEXT:
         detail["next"] = _NEXT[ceiling.on_saturated]
     return _blocked(facts, "concurrency_limit", detail)
+
+
+_CHECKS = (_queue, _quarantine, _sticky, _class_pause, _oversize, _tokens, _ceiling)
 
 
 def _admissible(facts: GateFacts) -> AdmissionExplain:

@@ -16,6 +16,7 @@ from headgate_sync.envelope import (
 )
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lease import MAX_LEASE_MS, MAX_REQUEST_QUEUES
+from headgate_sync.policy import LATE_BEATS
 from headgate_sync.validation import check_count, check_name
 
 COMMANDS = ("quiet", "resume", "restart", "terminate", "resign")
@@ -24,7 +25,6 @@ MAX_WORKERS = 10_000
 MAX_NAMED_QUEUES = 10_000
 LIVE_MS = 900_000
 LATE_MS = 60_000
-LATE_BEATS = 3
 FORGOTTEN_MS = 7 * 86_400_000
 MAX_FORGOTTEN = 1_000
 DEFAULT_BEAT_MS = 10_000
@@ -268,6 +268,10 @@ class Workers(Protocol):
 
     def list_workers(self, stale_after_ms: int = LIVE_MS) -> list[WorkerState]:
         """Workers that have beaten within the time, by id; at most 10,000."""
+        ...
+
+    def get_worker(self, worker_id: str) -> WorkerState | None:
+        """One worker, however long it has been silent; None when it is not known."""
         ...
 
     def cluster(self) -> ClusterView:

@@ -13,6 +13,7 @@ from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.policy import RateClassConfig
 from headgate_sync.retry import DEFAULT_RETRY_CAP_MS
 from headgate_sync.store import Store
+from headgate_sync.workers import WorkerMeta
 
 START_MS = 1_000_000
 KIND = "tk:msg"
@@ -94,6 +95,23 @@ def steer(store: Store) -> Inspect:
     """The control surface, which both stores have."""
     assert store.inspect is not None, "this store cannot be steered"
     return store.inspect
+
+
+def beat(store: Store, worker_id: str = "w", **fields: Any) -> str | None:
+    """Let a worker of 8 handlers beat, of which 6 are busy; what it is asked to do."""
+    values: dict[str, Any] = {
+        "host": "host",
+        "pid": 7,
+        "queues": ("q",),
+        "concurrency": 8,
+        "started_at_ms": 500,
+        "inflight": 6,
+        "polls": 10,
+        "empty_polls": 2,
+        "worker_id": worker_id,
+        **fields,
+    }
+    return steer(store).heartbeat_worker(WorkerMeta(**values))
 
 
 def set_rate_limit(

@@ -22,6 +22,7 @@ from headgate_sync.errors import (
     DuplicateJob,
     EnqueueForbidden,
     InvalidRequest,
+    StoreError,
     Unsupported,
     WaitTimeout,
 )
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from headgate_sync.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+MAX_PINNED = 1_000
 
 
 class PipelineParts(TypedDict, total=False):
@@ -125,6 +128,7 @@ class Client:
         self._pid = os.getpid()
         self._watch_lock = threading.Lock()  # guards the next field
         self._watch: Watch | None = None
+        self._pinned: set[str] = set()  # worker ids that were looked up
 
     def as_source(self, source: Source) -> Client:
         """This client, for jobs of another origin than calls of the program."""
@@ -437,12 +441,42 @@ class Client:
             )
         if self._pipeline is None:
             self._target(tx)(batch)
+            self._warn_of_strangers(batch, tx)
             return None
         final: list[Envelope] = []
         stored = self._pipeline.send(
             self._passing(batch, identity, tx), lambda: self._target(tx), final
         )
+        if stored:
+            self._warn_of_strangers(final, tx)
         return final if stored else []
+
+    def _warn_of_strangers(self, batch: Sequence[Envelope], tx: Any) -> None:
+        """Tell of jobs pinned to a worker that the store never saw; each name once.
+
+        Not in a caller's transaction, beside which the look would need a second
+        connection of what may be one pool.
+        """
+        if tx is not None:
+            return
+        for job in batch:
+            worker_id = job.sticky_worker
+            if not worker_id or worker_id in self._pinned or self.store.inspect is None:
+                continue
+            try:
+                known = self.store.inspect.get_worker(worker_id)
+            except StoreError as error:  # the jobs are stored; the next call may look
+                logger.debug("worker %s was not looked up: %s", worker_id, error)
+                return
+            if len(self._pinned) >= MAX_PINNED:
+                self._pinned.clear()
+            self._pinned.add(worker_id)
+            if known is None:
+                logger.warning(
+                    "job %s in queue %s is pinned to worker %s, which was never seen: "
+                    "it waits until a worker of this id comes",
+                    *(job.id, job.queue, worker_id),
+                )
 
     def _passing(
         self, batch: Sequence[Envelope], identity: Identity | None, tx: Any

@@ -12,6 +12,7 @@ from headgate_sync.explanation import (
     ClassFacts,
     GateFacts,
     PartitionFacts,
+    WorkerFacts,
 )
 from headgate_sync.lifecycle import State
 from headgate_sync.memory.admission import Gate
@@ -42,10 +43,18 @@ def facts_of(rows: Rows, gate: Gate, job: Job) -> GateFacts:
         facts,
         hold=job.gate_hold,
         queue_paused=job.lane.queue.paused,
+        sticky_worker_facts=_worker_facts(rows, job.sticky_worker),
         rate_class_facts=_class_facts(rows, gate, job),
         partition=_partition_facts(job),
         ceilings=_ceilings(rows, gate, job),
     )
+
+
+def _worker_facts(rows: Rows, worker_id: str) -> WorkerFacts | None:
+    known = rows.workers.get(worker_id)
+    if known is None:
+        return None
+    return WorkerFacts(heartbeat_at_ms=known.heartbeat_at_ms, beat_ms=known.beat_ms)
 
 
 def _class_facts(rows: Rows, gate: Gate, job: Job) -> ClassFacts:

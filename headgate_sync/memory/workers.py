@@ -92,6 +92,12 @@ class MemWorkers:
             ]
         return found[:MAX_WORKERS]
 
+    def get_worker(self, worker_id: str) -> WorkerState | None:
+        """One worker, however long it has been silent; None when it is not known."""
+        check_name("worker_id", worker_id)
+        with self._rows.lock:
+            return self._rows.workers.get(worker_id)
+
     def cluster(self) -> ClusterView:
         """The fleet as a whole, and which queue is served by how many workers."""
         with self._rows.lock:

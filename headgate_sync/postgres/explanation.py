@@ -10,6 +10,7 @@ from headgate_sync.explanation import (
     ClassFacts,
     GateFacts,
     PartitionFacts,
+    WorkerFacts,
 )
 from headgate_sync.lifecycle import State
 from headgate_sync.policy import FOLD_MAX, WINDOW_MAX, Budget, Ceiling
@@ -37,6 +38,9 @@ def read_facts(told: dict[str, Any]) -> GateFacts:
         if stored is not None:
             budgets = tuple(Budget(**budget) for budget in stored.pop("budgets"))
             values["rate_class_facts"] = ClassFacts(**stored, budgets=budgets)
+        worker = values["sticky_worker_facts"]
+        if worker is not None:
+            values["sticky_worker_facts"] = WorkerFacts(**worker)
         values["partition"] = PartitionFacts(**values["partition"])
         values["ceilings"] = tuple(
             (Ceiling(**ceiling), running)

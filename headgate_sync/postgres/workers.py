@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg.types.numeric import Int8
@@ -84,6 +85,12 @@ class PgWorkers:
         check_int("stale_after_ms", stale_after_ms, 0, MAX_INT64)
         return self._workers(stale_after_ms)[0]
 
+    def get_worker(self, worker_id: str) -> WorkerState | None:
+        """One worker, however long it has been silent; None when it is not known."""
+        check_name("worker_id", worker_id)
+        rows = self._db.look("get_worker", worker_id=worker_id)
+        return _worker(rows[0]) if rows else None
+
     def cluster(self) -> ClusterView:
         """The fleet as a whole, and which queue is served by how many workers."""
         queues = self._db.look("queue_names", after="", max_queues=MAX_NAMED_QUEUES)
@@ -96,40 +103,41 @@ class PgWorkers:
             stale_after_ms=Int8(stale_after_ms),
             max_workers=MAX_WORKERS,
         )
-        found = [
-            WorkerState(
-                worker_id=worker_id,
-                host=host,
-                pid=pid,
-                queues=tuple(queues),
-                concurrency=concurrency,
-                started_at_ms=started_at_ms,
-                heartbeat_at_ms=heartbeat_at_ms,
-                inflight=inflight,
-                polls=polls,
-                empty_polls=empty_polls,
-                status=status,
-                duties_active=duties_active,
-                beat_ms=beat_ms,
-                pending_command=pending_command,
-            )
-            for (
-                _,
-                worker_id,
-                host,
-                pid,
-                queues,
-                concurrency,
-                started_at_ms,
-                heartbeat_at_ms,
-                inflight,
-                polls,
-                empty_polls,
-                status,
-                duties_active,
-                beat_ms,
-                pending_command,
-            ) in rows
-            if worker_id is not None
-        ]
+        # Without any worker there is one row, for the clock's sake.
+        found = [_worker(row[1:]) for row in rows if row[1] is not None]
         return found, int(rows[0][0])
+
+
+def _worker(row: Sequence[Any]) -> WorkerState:
+    (
+        worker_id,
+        host,
+        pid,
+        queues,
+        concurrency,
+        started_at_ms,
+        heartbeat_at_ms,
+        inflight,
+        polls,
+        empty_polls,
+        status,
+        duties_active,
+        beat_ms,
+        pending_command,
+    ) = row
+    return WorkerState(
+        worker_id=worker_id,
+        host=host,
+        pid=pid,
+        queues=tuple(queues),
+        concurrency=concurrency,
+        started_at_ms=started_at_ms,
+        heartbeat_at_ms=heartbeat_at_ms,
+        inflight=inflight,
+        polls=polls,
+        empty_polls=empty_polls,
+        status=status,
+        duties_active=duties_active,
+        beat_ms=beat_ms,
+        pending_command=pending_command,
+    )

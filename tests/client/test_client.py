@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import attrs
 import pytest
@@ -19,6 +20,7 @@ from headgate_sync.errors import (
     IdConflict,
     InvalidRequest,
     LeaseLost,
+    StoreUnavailable,
     Unsupported,
 )
 from headgate_sync.identity import Identity, enqueue_identity
@@ -27,8 +29,16 @@ from headgate_sync.memory.store import MemStore
 from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.registry import Registry
 from headgate_sync.task import task
-from tests.builders import DAY_MS, admit, claim_one, envelope
-from tests.worker.rig import working
+from tests.builders import (
+    DAY_MS,
+    admit,
+    beat,
+    claim_one,
+    counts,
+    envelope,
+    state_of,
+)
+from tests.worker.rig import Tap, working
 
 registry = Registry()
 
@@ -388,3 +398,62 @@ def test_the_client_of_an_attempt_ends_with_it(inner, store):
     with pytest.raises(RuntimeError, match="ends with the attempt"):
         inner.enqueue(ship.job(1))
     assert jobs(store) == []
+
+
+# Pinned jobs
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+
+def inspected(store: Any) -> Any:
+    """A store whose inspection is tapped."""
+    tapped: Any = Tap(store)
+    tapped.inspect = Tap(store.inspect)
+    return tapped
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_worker_that_was_never_seen_is_warned_of_once(store, caplog, piped):
+    parts = {"authorizer": lambda asked, job: True} if piped else {}
+    client = Client(store, **parts)
+    beat(store, "gpu-1")
+    client.enqueue_many(
+        [
+            envelope("a"),
+            envelope("b", sticky_worker="gpu-1"),
+            envelope("c", sticky_worker="gpu-2"),
+            envelope("d", sticky_worker="gpu-2"),
+        ]
+    )
+    client.enqueue(envelope("e", sticky_worker="gpu-2"))
+    [warning] = warnings(caplog)
+    assert warning == (
+        "job c in queue q is pinned to worker gpu-2, which was never seen: "
+        "it waits until a worker of this id comes"
+    )
+
+
+def test_a_worker_that_cannot_be_looked_up_is_looked_up_with_the_next_job(
+    store, caplog
+):
+    tapped = inspected(store)
+    client = Client(tapped)
+    tapped.inspect.fail("get_worker", StoreUnavailable("away"))
+    client.enqueue(envelope("a", sticky_worker="gpu-2"))
+    assert warnings(caplog) == []
+    client.enqueue(envelope("b", sticky_worker="gpu-2"))
+    assert len(warnings(caplog)) == 1
+    assert counts(store) == {"available": 2}
+
+
+@pytest.mark.needs("transactional")
+def test_a_pinned_job_of_a_transaction_asks_for_no_second_connection(
+    store, backend, caplog
+):
+    tapped = inspected(store)
+    with backend.pool.connection() as connection, connection.transaction():
+        Client(tapped).enqueue(envelope("a", sticky_worker="gpu-2"), tx=connection)
+    assert tapped.inspect.count("get_worker") == 0
+    assert state_of(store, "a") == "available"

@@ -6,37 +6,18 @@ from typing import Any
 
 import pytest
 
+from headgate_sync.envelope import MAX_INT64
 from headgate_sync.errors import InvalidRequest, NotFound
+from headgate_sync.memory.store import MemStore
 from headgate_sync.workers import (
     COMMANDS,
     FORGOTTEN_MS,
     LIVE_MS,
     ClusterView,
     QueueCover,
-    WorkerMeta,
 )
 from tests.backends import unchanged_by
-from tests.builders import START_MS, enqueue, steer
-
-
-def meta(worker_id: str = "w", **fields: Any) -> WorkerMeta:
-    """A beat of a worker with 8 handlers, of which 6 are busy."""
-    values: dict[str, Any] = {
-        "host": "host",
-        "pid": 7,
-        "queues": ("q",),
-        "concurrency": 8,
-        "started_at_ms": 500,
-        "inflight": 6,
-        "polls": 10,
-        "empty_polls": 2,
-        **fields,
-    }
-    return WorkerMeta(worker_id=worker_id, **values)
-
-
-def beat(store: Any, worker_id: str = "w", **fields: Any) -> str | None:
-    return steer(store).heartbeat_worker(meta(worker_id, **fields))
+from tests.builders import START_MS, beat, enqueue, steer
 
 
 def ids(store: Any, *args: int) -> list[str]:
@@ -69,6 +50,24 @@ def test_a_beat_is_kept_as_it_was_told_with_the_stores_time(store, clock):
     assert (worker.status, worker.duties_active) == ("quiet", False)
     assert (worker.beat_ms, worker.pending_command) == (1_000, None)
     assert (worker.utilization, worker.empty_poll_ratio) == (3 / 8, 1.0)
+
+
+def test_one_worker_is_found_by_its_id_however_long_it_was_silent(store, clock):
+    beat(store, "a")
+    beat(store, "b", inflight=1)
+    clock.advance_ms(10 * FORGOTTEN_MS)
+    found = steer(store).get_worker("b")
+    assert found is not None
+    assert (found.worker_id, found.inflight, found.heartbeat_at_ms) == (
+        "b",
+        1,
+        START_MS,
+    )
+    assert steer(store).list_workers(MAX_INT64)[1] == found
+    assert steer(store).get_worker("c") is None
+    for bad in ("", "x" * 256, None, "\0"):
+        with pytest.raises(InvalidRequest, match="worker_id"):
+            steer(store).get_worker(bad)
 
 
 def test_workers_are_listed_by_id_and_only_while_they_beat(store, clock):
@@ -188,7 +187,7 @@ def test_a_new_worker_forgets_those_that_were_silent_for_a_week(store, clock):
 )
 def test_a_beat_out_of_range_cannot_be_made(fields, text):
     with pytest.raises(InvalidRequest) as refusal:
-        meta(**fields)
+        beat(MemStore(), **fields)
     assert str(refusal.value) == text
 
 

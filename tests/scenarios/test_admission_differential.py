@@ -31,7 +31,7 @@ from headgate_sync.policy import (
 )
 from headgate_sync.store import Store
 from tests.backends import Backend, MemoryBackend, PostgresBackend
-from tests.builders import DAY_MS, admit, envelope, steer
+from tests.builders import DAY_MS, admit, beat, envelope, steer
 from tests.observe import Snapshot, differences
 from tests.scenarios.gate import ids
 
@@ -197,6 +197,9 @@ class History:
         self.explain_alike(self.random.sample(jobs, min(len(jobs), 12)))
 
     def explain_alike(self, jobs: list[str]) -> dict[str, AdmissionExplain]:
+        for worker in ("w", "v"):  # they come for what is pinned to them
+            for store in self.stores:
+                beat(store, worker)
         found = {}
         for id in jobs:
             left, right = (inspect.explain_admission(id) for inspect in self.inspects)

@@ -13,6 +13,7 @@ from headgate_sync.policy import BudgetConfig
 from tests.backends import Backend, Clock, unchanged_by
 from tests.builders import (
     START_MS,
+    beat,
     bring_to,
     claim_one,
     enqueue,
@@ -269,6 +270,42 @@ def test_jobs_ahead_that_are_passed_over_cost_nothing(store, clock: Clock):
     assert ids(admit(store)) == ["a"]
 
 
+def test_a_job_pinned_to_a_worker_that_nobody_saw_waits_for_it(store):
+    enqueue(store, "a", sticky_worker="v")
+    beat(store, "w")
+    assert told(store, "a") == (
+        "sticky_worker",
+        False,
+        {"sticky_worker": "v", "last_seen_ms": ""},
+        None,
+    )
+
+
+def test_a_pinned_job_waits_once_its_worker_has_missed_three_beats(store, clock):
+    enqueue(store, "a", sticky_worker="v")
+    beat(store, "v", beat_ms=700)
+    clock.advance_ms(2_100)
+    assert explain(store, "a").admissible
+    clock.advance_ms(1)
+    assert told(store, "a") == (
+        "sticky_worker",
+        False,
+        {"sticky_worker": "v", "last_seen_ms": str(START_MS)},
+        None,
+    )
+    beat(store, "v", beat_ms=700)
+    assert explain(store, "a").admissible
+
+
+def test_the_missing_worker_is_told_before_its_class_and_after_its_queue(store):
+    enqueue(store, "a", rate_class="c", sticky_worker="v")
+    rate_class(store, "c", "0/1000", 1)
+    policies(store).pause_rate_class("c", 1_000)
+    assert explain(store, "a").blocked_by == "sticky_worker"
+    steer(store).set_queue_paused("q", True)
+    assert explain(store, "a").blocked_by == "queue_paused"
+
+
 def test_a_partition_served_longer_ago_comes_first_in_the_class(store):
     rate_class(store, "c", "0/1000", 3)
     fill(store, "A", 3, rate_class="c")
@@ -281,6 +318,7 @@ def test_a_partition_served_longer_ago_comes_first_in_the_class(store):
 
 def test_jobs_pinned_to_somebody_else_are_not_ahead(store):
     rate_class(store, "c", "0/1000", 1)
+    beat(store, "v")
     enqueue(store, "theirs", rate_class="c", sticky_worker="v")
     enqueue(store, "a", rate_class="c")
     assert explain(store, "a").detail["tokens_ahead_in_class"] == "0"
@@ -435,6 +473,7 @@ def test_an_admissible_job_tells_its_class_and_ceiling_and_worker(store):
     rate_class(store, "c", "5/1000", 5)
     ceiling(store, 4, "queue")
     enqueue(store, "a", rate_class="c", weight=2, sticky_worker="v")
+    beat(store, "v")
     assert told(store, "a") == (
         None,
         True,

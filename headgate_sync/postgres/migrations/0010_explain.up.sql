@@ -255,6 +255,10 @@ BEGIN
 
   RETURN v_told || jsonb_build_object(
     'hold', job.gate_hold, 'queue_paused', own.paused, 'rate_class_facts', v_class, 'ceilings', v_running,
+    'sticky_worker_facts', (
+      SELECT jsonb_build_object('heartbeat_at_ms', worker.heartbeat_at_ms, 'beat_ms', worker.beat_ms)
+      FROM {schema}.headgate_worker AS worker
+      WHERE worker.worker_id = job.sticky_worker),
     'partition', (
       WITH own_lane AS (
         SELECT job.lane_key AS lane_key, job.partition_key AS partition_key, job.rate_class AS rate_class,
