@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate_sync.cancel import CancelReason
@@ -23,7 +23,7 @@ from headgate_sync.lease import MAX_STEPS, Checkpoint, step_set_hash
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
 from headgate_sync.steps import StepPlan
-from tests.backends import MemoryBackend
+from tests.backends import Backend, MemoryBackend
 from tests.builders import (
     claim_one,
     crash,
@@ -529,18 +529,38 @@ def test_a_crash_is_charged_to_the_step_in_progress(store: Any, clock: Any) -> N
     assert saved(store).crashes_by_step == {"b": 1}
 
 
+FORMS = ["call", "block", "cursor", "iterate"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
-    program=st.lists(
-        st.sampled_from(["call", "block", "cursor", "iterate"]), min_size=1, max_size=6
-    ),
+    program=st.lists(st.sampled_from(FORMS), min_size=1, max_size=6),
     deaths=st.lists(st.integers(0, 60), max_size=2),
 )
 def test_whatever_dies_where_the_work_of_a_finished_step_is_done_once(
     program: list[str], deaths: list[int]
 ) -> None:
     """At each point of a run the process may be gone; the points are counted."""
-    backend = MemoryBackend()
+    run_with_deaths(MemoryBackend(), program, deaths)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    program=st.lists(st.sampled_from(FORMS), min_size=1, max_size=3),
+    deaths=st.lists(st.integers(0, 20), max_size=2),
+)
+def test_whatever_dies_the_same_holds_in_a_database(
+    postgres: Backend, program: list[str], deaths: list[int]
+) -> None:
+    run_with_deaths(postgres, program, deaths)
+
+
+def run_with_deaths(backend: Backend, program: list[str], deaths: list[int]) -> None:
+    """Run a program of steps, with deaths at some of the points of its runs."""
     store = backend.make_store()
     put(store)
     points = itertools.count()
