@@ -417,6 +417,8 @@ class Headgate:
             )
         WorkerConfig(**config)
         self._worker_config |= config
+        if config.get("event_bus") is not None:
+            self._runtime.use_bus(config["event_bus"])
 
     def worker(
         self,
@@ -459,7 +461,12 @@ class Headgate:
         """The settings that `worker` would use; takes and raises the same."""
         from headgate_sync.worker import WorkerConfig
 
-        config = {"producer": self.client, **self._worker_config, **config}
+        config = {
+            "producer": self.client,
+            **self._worker_config,
+            "event_bus": self._runtime.event_bus,
+            **config,
+        }
         if queues is not None:
             config["queues"] = queues
         elif "queues" not in config:

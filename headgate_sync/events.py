@@ -90,6 +90,7 @@ class StuckHandler:
     stack: str
 
 
+Listener = Callable[[JobEvent], None]
 DeathHandler = Callable[[JobDeath], object]
 StuckCallback = Callable[[StuckHandler], object]
 
@@ -197,13 +198,32 @@ class EventBus:
     """Hands events to the subscribers of this process; nothing is kept or replayed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the changes of the next field
+        self._lock = threading.Lock()  # guards the changes of the next fields
         self._subscribers: tuple[Subscription, ...] = ()
+        self._listeners: tuple[Listener, ...] = ()  # as well
 
     @property
     def has_subscribers(self) -> bool:
         """Whether anybody listens; without, no event need be made."""
-        return bool(self._subscribers)
+        return bool(self._subscribers or self._listeners)
+
+    def attach(self, listener: Listener) -> None:
+        """Call a function with every event, on the thread that publishes it.
+
+        It must be quick, wait for nothing and raise nothing; for anything else there is
+        `subscribe`.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def detach(self, listener: Listener) -> None:
+        """Undo one `attach`."""
+        with self._lock:
+            place = self._listeners.index(listener)
+            self._listeners = (
+                *self._listeners[:place],
+                *self._listeners[place + 1 :],
+            )
 
     def subscribe(
         self,
@@ -233,6 +253,8 @@ class EventBus:
         """Hand an event to everybody who wants it; never waits for a subscriber."""
         for subscriber in self._subscribers:
             subscriber._put(event)
+        for listener in self._listeners:
+            listener(event)
 
     def _leave(self, subscription: Subscription) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ from headgate_sync.errors import (
     InvalidRequest,
     StoreUnavailable,
 )
+from headgate_sync.events import EventBus
 from headgate_sync.options import TaskOptions
 from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
 from headgate_sync.store import Store
@@ -80,6 +81,7 @@ class Runtime:
     def _start_afresh(self) -> None:
         self._lock = threading.RLock()  # guards every field of this class
         self._opened: Opened | None = None
+        self.event_bus = EventBus()  # the parent's, if any, is heard in the parent
         self._owned: list[Any] = []  # closed in reverse order
 
     def bind(self, source: Settings | Borrowed) -> None:
@@ -137,7 +139,16 @@ class Runtime:
             registry=self._registry,
             tx=tx,
             pipeline=self._pipeline,
+            event_bus=self.event_bus,
         )
+
+    def use_bus(self, bus: EventBus) -> None:
+        """Let workers tell this bus, and clients listen to it."""
+        with self._lock:
+            self.event_bus = bus
+            for opened in (self._opened, self._override):
+                if opened is not None:
+                    opened.client.event_bus = bus
 
     def ask(self, within_ms: int) -> None:
         """Make one call, which also checks that the tables are those of this release.

@@ -102,7 +102,10 @@ class Batch:
         self._inspect: Inspect = inspection_of(client.store)
         patience_ms = duration_ms("patience", patience)
         self._following = Following(
-            self._inspect, pace=pace or Pace(), patience_ms=patience_ms
+            self._inspect,
+            pace=pace or Pace(),
+            patience_ms=patience_ms,
+            bus=client.event_bus,
         )
         identity = self._options.identity
         self._sender = Sender(
@@ -316,13 +319,14 @@ class Batch:
     def _iterate(self, until_s: float) -> Iterator[BatchItem]:
         following = self._following
         try:
-            while True:
-                ended = following.next_ended()
-                if ended is not None:
-                    yield self._item(ended)
-                    continue
-                if not self._await(until_s, lambda: bool(following.untaken)):
-                    return
+            with following.listening():
+                while True:
+                    ended = following.next_ended()
+                    if ended is not None:
+                        yield self._item(ended)
+                        continue
+                    if not self._await(until_s, lambda: bool(following.untaken)):
+                        return
         except KeyboardInterrupt as stop:
             self._note(stop)
             raise
@@ -338,8 +342,9 @@ class Batch:
         until_s = self._until(timeout)
         self._send_rest()
         try:
-            while self._await(until_s, lambda: False):
-                pass
+            with self._following.listening():
+                while self._await(until_s, lambda: False):
+                    pass
         except KeyboardInterrupt as stop:
             self._note(stop)
             raise

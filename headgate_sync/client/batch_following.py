@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from attrs import frozen
 
 from headgate_sync.client.waiting import Pace, is_over
 from headgate_sync.errors import StoreUnavailable
+from headgate_sync.events import EventBus, JobEvent
 from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
 from headgate_sync.lifecycle import State
 
 ROUND_JOBS = 5_000
 BUSY_INTERVAL_S = 0.2
 IDLE_INTERVAL_S = 2.0
+# Jobs that end within this time of each other are read together.
+TOLD_INTERVAL_S = 0.02
 # No wait is longer, so that no clock of the platform overflows.
 LONGEST_WAIT_S = 3600.0
 
@@ -44,14 +48,26 @@ class Following:
     likely to end first; the other half goes round all of them, so that blocked ones in
     front hide nobody.
 
+    Jobs of which the bus of this process tells that they ended are read at once, in
+    rounds of their own beside the others.
+
     Args:
         inspect: reads jobs.
         pace: the time.
         patience_ms: how long reads may fail before an outage is raised.
+        bus: tells about workers of this process.
     """
 
-    def __init__(self, inspect: Inspect, *, pace: Pace, patience_ms: int) -> None:
+    def __init__(
+        self,
+        inspect: Inspect,
+        *,
+        pace: Pace,
+        patience_ms: int,
+        bus: EventBus | None = None,
+    ) -> None:
         self._inspect = inspect
+        self._bus = bus
         self.pace = pace
         self._patience_s = patience_ms / 1000
         self.changed = threading.Condition()  # guards every field below
@@ -70,6 +86,8 @@ class Following:
         self._fruitless = 0  # jobs looked at since one was over
         self._looking = False
         self._look_due_s = 0.0
+        self._told: set[str] = set()  # unfinished jobs that the bus says are over
+        self._told_due_s = 0.0
         self._interval_s = BUSY_INTERVAL_S
         self._fault_s: float | None = None  # since when reads fail
 
@@ -139,6 +157,24 @@ class Following:
         """How many `next_ended` has in store."""
         return len(self._ended)
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of ends, until the end of the block; any number of threads may."""
+        if self._bus is None:
+            yield
+            return
+        self._bus.attach(self._hear)
+        try:
+            yield
+        finally:
+            self._bus.detach(self._hear)
+
+    def _hear(self, event: JobEvent) -> None:
+        with self.changed:
+            if event.job_id in self._indexes:
+                self._told.add(event.job_id)
+                self.changed.notify_all()
+
     def look_soon(self) -> None:
         """Let the next turn read."""
         with self.changed:
@@ -163,25 +199,33 @@ class Following:
             due_s = until_s
             if not self._looking and self._indexes:
                 due_s = min(self._look_due_s, until_s)
+                if self._told:
+                    due_s = min(due_s, self._told_due_s)
             if due_s > now_s:
                 self.pace.wait(self.changed, min(due_s - now_s, LONGEST_WAIT_S))
                 return
             if self._looking or not self._indexes:
                 return
             self._looking = True
-            ids = self._next_round()
+            only_told = bool(self._told) and now_s < self._look_due_s
+            ids = self._next_round(only_told)
         found: dict[str, JobSummary] | None = None
         try:
             found = self._read(ids)
         finally:
             with self.changed:
                 self._looking = False
-                self._settle(ids, found)
+                self._settle(ids, found, only_told)
                 self.changed.notify_all()
 
-    def _next_round(self) -> list[str]:
+    def _next_round(self, only_told: bool) -> list[str]:
         """The jobs to look at; the lock is held."""
-        chosen = dict.fromkeys(islice(self._indexes, ROUND_JOBS // 2))
+        chosen = dict.fromkeys(islice(self._told, ROUND_JOBS))
+        self._told.difference_update(chosen)
+        if only_told:
+            return list(chosen)
+        room = ROUND_JOBS - len(chosen)
+        chosen |= dict.fromkeys(islice(self._indexes, room // 2))
         for _ in range(len(self._turns)):
             if len(chosen) == ROUND_JOBS:
                 break
@@ -209,13 +253,19 @@ class Following:
         self._fault_s = None
         return found
 
-    def _settle(self, ids: list[str], found: dict[str, JobSummary] | None) -> None:
+    def _settle(
+        self, ids: list[str], found: dict[str, JobSummary] | None, only_told: bool
+    ) -> None:
         now_s = self.pace.now_s()
         ended = 0
         for job_id in ids:
             job = None if found is None else found.get(job_id)
             if found is not None and is_over(job):
                 ended += self._end(job_id, job)
+        self._told_due_s = now_s + TOLD_INTERVAL_S
+        if only_told:
+            self.last_s = now_s if ended else self.last_s
+            return
         self._fruitless += len(ids)
         if ended:
             self.last_s = now_s
@@ -234,6 +284,7 @@ class Following:
         if state not in _SUCCEEDED and job is not None and job.errors:
             error = job.errors[-1].error
         indexes = self._indexes.pop(job_id)
+        self._told.discard(job_id)
         for index in indexes:
             ended = Ended(index, state, error)
             if index >= len(self._ends):

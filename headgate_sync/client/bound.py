@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from headgate_sync.client.client import Client
 from headgate_sync.envelope import Envelope
 from headgate_sync.identity import Identity
-from headgate_sync.request import JobHandle, identity_of
+from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.tracing import inherited
+
+if TYPE_CHECKING:
+    from headgate_sync.client.waiting import Completion
 
 
 class JobClient:
@@ -64,6 +68,24 @@ class JobClient:
         """See `Client.enqueue_or_join`."""
         return self._client.enqueue_or_join(
             self._child(job, options), identity=identity or identity_of(job), tx=tx
+        )
+
+    def enqueue_and_wait(
+        self,
+        job: Any,
+        /,
+        *,
+        timeout: timedelta | str,
+        identity: Identity | None = None,
+        **options: Any,
+    ) -> Completion:
+        """See `Client.enqueue_and_wait`; the wait ends when the attempt should stop."""
+        child = self._child(job, options)
+        return self._client.follow(
+            lambda: self._client.enqueue(child, identity=identity or identity_of(job)),
+            timeout=timeout,
+            task=job.task if isinstance(job, JobRequest) else None,
+            check=self._check,
         )
 
     def enqueue_many(

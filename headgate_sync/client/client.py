@@ -46,7 +46,7 @@ from headgate_sync.options import (
 )
 from headgate_sync.request import JobHandle, JobRequest, identity_of, with_options
 from headgate_sync.store import Store
-from headgate_sync.task import task_of
+from headgate_sync.task import Task, task_of
 from headgate_sync.validation import MAX_BATCH_JOBS
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Plugin,
     )
     from headgate_sync.client.waiting import Completion, Pace, Watch
+    from headgate_sync.events import EventBus
     from headgate_sync.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Client:
         tx: "immediate" sends a job with `tx` at once, past the caller's transaction;
             for tests over a store that cannot join one.
         pipeline: made before, instead of its parts.
+        event_bus: tells of the ends of jobs that run in this process, so that waits for
+            them end at once.
         pace: the time that `enqueue_and_wait` is made of; tests step another one.
         **parts: what stands between an enqueue and the store: `middleware`,
             `authorizer`, `circuit_breaker`, `insert_hooks` and `plugins`; see
@@ -108,6 +111,7 @@ class Client:
         registry: Registry | None = None,
         tx: Literal["refuse", "immediate"] = "refuse",
         pipeline: Pipeline | None = None,
+        event_bus: EventBus | None = None,
         pace: Pace | None = None,
         **parts: Unpack[PipelineParts],
     ) -> None:
@@ -120,6 +124,7 @@ class Client:
         self.store = store
         self.defaults = defaults
         self.registry = registry
+        self.event_bus = event_bus
         self.source: Source = LIBRARY
         self._pipeline = pipeline
         self._pace = pace
@@ -205,10 +210,11 @@ class Client:
     ) -> Completion:
         """Put one job in and wait for its end.
 
-        The store is read at once and then every 100 ms, once for all threads that wait;
-        an outage meanwhile is waited out. A job that was there and is finished answers
-        at once. Inside of a handler it holds a slot of the worker: with every slot
-        waiting, nobody is left to run what they wait for.
+        The store is read at once, when the job ends in this process, and every 100 ms,
+        once for all threads that wait; an outage meanwhile is waited out. A job that
+        was there and is finished answers at once. Inside of a handler it holds a slot
+        of the worker: with every slot waiting, nobody is left to run what they wait
+        for.
 
         Args:
             job: see the class.
@@ -222,24 +228,45 @@ class Client:
             Unsupported: the store cannot be inspected; nothing was enqueued.
             HeadgateError: as `enqueue`.
         """
-        from headgate_sync.client.waiting import completion_of, reader_of
-
         if "tx" in options:
             raise InvalidRequest(
                 "enqueue_and_wait takes no tx: nobody can run the job before the commit"
             )
+        return self.follow(
+            lambda: self.enqueue(job, identity=identity, **options),
+            timeout=timeout,
+            task=job.task if isinstance(job, JobRequest) else None,
+        )
+
+    def follow(
+        self,
+        send: Callable[[], JobHandle],
+        *,
+        timeout: timedelta | str,
+        task: Task | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Completion:
+        """Wait for the end of a job, as `enqueue_and_wait` does.
+
+        Args:
+            send: enqueues it, after everything else was checked.
+            timeout: from the call.
+            task: says how the result is read; None is the registry's task of its kind.
+            check: called about every 100 ms; what it raises ends the wait.
+        """
+        from headgate_sync.client.waiting import completion_of, reader_of
+
         timeout_ms = duration_ms("timeout", timeout)
         watch = self._watching()
         until_s = watch.now_s() + timeout_ms / 1000
-        handle = self.enqueue(job, identity=identity, **options)
+        handle = send()
         if handle.dropped:
             raise EnqueueForbidden(handle.kind)
         _warn_in_handler(handle)
         try:
-            found = watch.wait(handle.id, until_s)
+            found = watch.wait(handle.id, until_s, check)
         except TimeoutError as late:
             raise WaitTimeout(handle.id) from late.__cause__
-        task = job.task if isinstance(job, JobRequest) else None
         read = reader_of(handle.kind, task, self.registry)
         return completion_of(self.store, handle.id, found, read).loaded()
 
@@ -509,7 +536,11 @@ class Client:
 
         with self._watch_lock:
             if self._watch is None:
-                self._watch = Watch(inspection_of(self.store), pace=self._pace)
+                self._watch = Watch(
+                    inspection_of(self.store),
+                    pace=self._pace,
+                    bus=lambda: self.event_bus,
+                )
             return self._watch
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from headgate_sync.errors import JobFailed, StoreUnavailable, Unsupported
+from headgate_sync.events import EventBus, JobEvent
 from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
 from headgate_sync.lease import JobResult
 from headgate_sync.lifecycle import TERMINAL, State
@@ -163,15 +164,30 @@ class Watch:
 
     Each waiting thread reads its own job once. From then on one of them, whoever comes
     first, reads all the jobs that are waited for together, every 100 ms: the database
-    is asked as often for many waiters as for one.
+    is asked as often for many waiters as for one. The jobs of which the bus of this
+    process tells that they ended are read at once.
+
+    Args:
+        inspect: reads jobs.
+        pace: the time.
+        bus: finds what tells about workers of this process, if anything does.
     """
 
-    def __init__(self, inspect: Inspect, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        inspect: Inspect,
+        *,
+        pace: Pace | None = None,
+        bus: Callable[[], EventBus | None] = lambda: None,
+    ) -> None:
         self._inspect = inspect
         self._pace = pace or Pace()
+        self._bus = bus
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[str, int] = {}  # threads by the job they wait for
         self._over: dict[str, JobSummary | None] = {}  # of jobs that are waited for
+        self._told: set[str] = set()  # waited for, and ended as the bus says
+        self._heard: EventBus | None = None  # listened to while anybody waits
         self._led = False  # one of the waiting threads reads for all
         self._read_due_s = 0.0
         self._fault: StoreUnavailable | None = None  # of the newest read
@@ -180,10 +196,17 @@ class Watch:
         """The clock of `until_s`."""
         return self._pace.now_s()
 
-    def wait(self, job_id: str, until_s: float) -> JobSummary | None:
+    def wait(
+        self, job_id: str, until_s: float, check: Callable[[], None] = lambda: None
+    ) -> JobSummary | None:
         """Wait until a stored job is over.
 
         An outage is waited out, as far as the time goes.
+
+        Args:
+            job_id: of a job that was stored.
+            until_s: the end of the wait.
+            check: called after each read; what it raises ends the wait.
 
         Returns:
             The job, or None when its row is gone.
@@ -196,6 +219,7 @@ class Watch:
         try:
             self._read([job_id])
             while True:
+                check()
                 with self._changed:
                     if job_id in self._over:
                         return self._over[job_id]
@@ -215,6 +239,9 @@ class Watch:
             if not self._waiting:
                 # The own read that follows is the first of this series.
                 self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+                self._heard = self._bus()
+                if self._heard is not None:
+                    self._heard.attach(self._hear)
             self._waiting[job_id] = self._waiting.get(job_id, 0) + 1
 
     def _leave(self, job_id: str) -> None:
@@ -223,18 +250,33 @@ class Watch:
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
                 self._over.pop(job_id, None)
+                self._told.discard(job_id)
+            if not self._waiting and self._heard is not None:
+                self._heard.detach(self._hear)
+
+    def _hear(self, event: JobEvent) -> None:
+        if event.state not in TERMINAL and event.state is not State.DELETED:
+            return
+        with self._changed:
+            if event.job_id in self._waiting:
+                self._told.add(event.job_id)
+                self._changed.notify_all()
 
     def _lead(self, until_s: float) -> None:
         """Wait for the next read, and make it for all who wait by then."""
         try:
             with self._changed:
                 end_s = min(self._read_due_s, until_s)
-                while (left_s := end_s - self._pace.now_s()) > 0:
+                while not self._told and (left_s := end_s - self._pace.now_s()) > 0:
                     self._pace.wait(self._changed, left_s)
-                if end_s == until_s:
+                if self._pace.now_s() < end_s:
+                    wanted = iter([*self._told])
+                elif end_s == until_s and not self._told:
                     return
-                wanted = iter([*self._waiting])
-                self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+                else:
+                    wanted = iter([*self._waiting])
+                    self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+                self._told.clear()
             while ids := list(islice(wanted, MAX_JOBS)):
                 self._read(ids)
         finally:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate_sync.client.waiting import Pace
+from headgate_sync.events import EventKind, JobEvent
 from headgate_sync.lease import JobResult
-from headgate_sync.lifecycle import Outcome
+from headgate_sync.lifecycle import Outcome, State
 from tests.builders import admit
 
 ENOUGH = 2_000
@@ -64,6 +65,20 @@ class Ticks(Pace):
         for condition in conditions:
             with condition:
                 condition.notify_all()
+
+
+def told(job_id: str, state: str = "completed") -> JobEvent:
+    """What a worker of this process tells about the end of an attempt."""
+    return JobEvent(
+        kind=EventKind.FAILED if state == "retryable" else EventKind.COMPLETED,
+        job_id=job_id,
+        job_kind="k",
+        queue="q",
+        attempt=0,
+        state=State(state),
+        error=None,
+        at_ms=1,
+    )
 
 
 def work(

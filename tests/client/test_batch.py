@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headgate_sync.app import Headgate
 from headgate_sync.client import Client
 from headgate_sync.client.batch import Batch
-from headgate_sync.client.batch_following import ROUND_JOBS
+from headgate_sync.client.batch_following import ROUND_JOBS, Following
 from headgate_sync.client.batch_values import BatchSummary
 from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.errors import (
@@ -27,6 +27,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from headgate_sync.events import EventBus
 from headgate_sync.identity import Identity
 from headgate_sync.lease import JobResult
 from headgate_sync.lifecycle import Outcome
@@ -34,7 +35,7 @@ from headgate_sync.memory.store import MemStore
 from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.registry import Registry
 from tests.builders import DAY_MS, START_MS, admit, claim_one, counts, envelope, job
-from tests.client.pacing import World, work
+from tests.client.pacing import World, told, work
 from tests.worker.rig import Tap, wait_for, working
 
 registry = Registry()
@@ -550,6 +551,40 @@ def test_rounds_are_quick_while_something_ends_and_slow_when_not(store, world):
     work(store, count=1)
     next(iterator)
     assert round(at[-1] - at[0], 3) == 0.2
+
+
+def test_a_job_that_ends_in_this_process_is_read_by_itself_and_soon(store, world):
+    bus, inspect = EventBus(), Tap(store.inspect)
+    following = Following(inspect, pace=world, patience_ms=1_000, bus=bus)
+    ids = ["a", "b", "c"]
+    store.enqueue([envelope(id, retention_ms=DAY_MS) for id in ids])
+    for index, job_id in enumerate(ids):
+        following.follow(index, job_id)
+    with following.listening():
+        following.turn(world.at_s + 60, lambda: False)
+        work(store, count=2)
+        for job_id in ("a", "b", "x"):
+            bus.publish(told(job_id))
+        for _ in range(2):
+            following.turn(world.at_s + 60, lambda: False)
+    assert [sorted(ids) for ids in inspect.given("get_jobs")] == [ids, ids[:2]]
+    assert [round(wait, 3) for wait in world.waits] == [0.02]
+    assert {following.next_ended().index for _ in range(2)} == {0, 1}
+    assert not bus.has_subscribers
+    following.turn(world.at_s + 60, lambda: False)
+    assert round(sum(world.waits), 3) == 0.4
+
+
+def test_a_batch_hears_the_workers_of_its_application(store):
+    hg = Headgate(store)
+    hg.include(registry)
+    batch = hg.batch()
+    fill(batch, 3)
+    assert not hg.client.event_bus.has_subscribers
+    with hg.worker(queues=["q"]):
+        for _ in batch.as_completed("20s"):
+            assert hg.client.event_bus.has_subscribers
+    assert not hg.client.event_bus.has_subscribers
 
 
 def test_after_a_timeout_another_iteration_yields_the_rest(make, store, world):

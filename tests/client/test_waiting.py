@@ -13,24 +13,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate_sync.app import Headgate
-from headgate_sync.client import Client
+from headgate_sync.client import Client, JobClient
 from headgate_sync.client.waiting import Completion, Watch
+from headgate_sync.context import JobContext
 from headgate_sync.errors import (
     DuplicateJob,
     EnqueueForbidden,
     InvalidRequest,
     JobFailed,
+    LeaseLost,
     MalformedPayload,
     StoreUnavailable,
     Unsupported,
     WaitTimeout,
 )
+from headgate_sync.events import EventBus
 from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.memory.store import MemStore
 from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.registry import Registry
-from tests.builders import START_MS, admit, claim_one, counts, envelope, job
-from tests.client.pacing import Ticks, World, work
+from tests.builders import (
+    DAY_MS,
+    START_MS,
+    admit,
+    claim_one,
+    counts,
+    envelope,
+    job,
+)
+from tests.client.pacing import Ticks, World, told, work
 from tests.worker.rig import Gate, Tap, wait_for, working
 
 registry = Registry()
@@ -323,6 +334,110 @@ def test_no_end_is_missed_wherever_it_falls(at, before, retention, outcome):
     kept |= {Outcome.SKIP: "archived", Outcome.REVOKE: "deleted"}
     assert done.state == kept[outcome]
     assert calls[0] <= at + 2
+
+
+# Workers of this process
+
+
+def test_a_job_that_ends_in_this_process_is_read_at_once(store):
+    """Time stands still, so that no read is ever due by itself."""
+    bus = EventBus()
+    client = Client(store, pace=Ticks(), registry=registry, event_bus=bus)
+    ended = []
+
+    def wait():
+        ended.append(client.enqueue_and_wait(double.job(21), timeout="20s").value)
+
+    with working(store, registry, event_bus=bus):
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        waiter.join(20)
+    assert ended == [42]
+    assert not bus.has_subscribers
+
+
+def test_only_the_job_that_was_told_of_is_read_and_only_at_its_end(store):
+    ticks, bus, inspect = Ticks(), EventBus(), Tap(store.inspect)
+    watch = Watch(inspect, pace=ticks, bus=lambda: bus)
+    store.enqueue([envelope("a", retention_ms=DAY_MS), envelope("b", retention_ms=0)])
+    found = {}
+
+    def wait(job_id):
+        found[job_id] = watch.wait(job_id, ticks.at_s + 100)
+
+    threads = {id: threading.Thread(target=wait, args=(id,)) for id in "ab"}
+    for thread in threads.values():
+        thread.start()
+    wait_for(lambda: ticks.parked == 2, "both wait")
+    work(store, count=1)
+    bus.publish(told("b", "retryable"))
+    bus.publish(told("c"))
+    assert sorted(inspect.given("get_jobs")) == [["a"], ["b"]]
+    bus.publish(told("a"))
+    threads["a"].join(20)
+    assert found["a"].state == "completed"
+    assert inspect.given("get_jobs")[2:] == [["a"]]
+    work(store, count=1)
+    bus.publish(told("b", "deleted"))
+    threads["b"].join(20)
+    assert found["b"] is None
+    assert not bus.has_subscribers
+
+
+def test_what_is_told_all_the_time_keeps_no_other_read_from_being_made(store, world):
+    bus, inspect = EventBus(), Tap(store.inspect)
+    watch = Watch(inspect, pace=world, bus=lambda: bus)
+    store.enqueue([envelope("a")])
+    world.turn = lambda: bus.publish(told("a"))
+    with pytest.raises(TimeoutError):
+        watch.wait("a", world.at_s + 1.0)
+    assert inspect.count("get_jobs") <= 12
+
+
+def test_the_clients_of_an_application_hear_its_workers(store):
+    hg = Headgate(store)
+    hg.include(registry)
+    own = EventBus()
+    for bus in (hg.client.event_bus, own):
+        if bus is own:
+            hg.configure_worker(event_bus=own)
+        assert hg.client.event_bus is bus
+        with bus.subscribe() as heard, hg.worker(queues=["q"]):
+            handle = hg.enqueue(double, 1)
+            assert heard.get(20).job_id == handle.id
+
+
+# Inside of a handler
+
+
+def test_a_handler_waits_for_a_child_that_inherits_its_trace(store):
+    hg = Headgate(store)
+    hg.include(registry)
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    @hg.task("parent", queue="q", retention="1d", headers={"traceparent": trace})
+    def parent(ctx: JobContext) -> list[object]:
+        done = ctx.client.enqueue_and_wait(double.job(4), timeout="20s")
+        child = job(store, done.job_id)
+        return [done.value, child.headers["traceparent"]]
+
+    with hg.worker(threads=2):
+        assert hg.enqueue_and_wait(parent, timeout="20s").value == [8, trace]
+
+
+def test_a_handler_that_should_stop_waits_no_longer(client, store, world):
+    def check():
+        if world.at_s > 1_000.25:
+            raise LeaseLost
+
+    mine = JobClient(client, check=check, headers={})
+    with pytest.raises(LeaseLost):
+        mine.enqueue_and_wait(double.job(1), timeout="20s")
+    assert world.at_s < 1_000.5
+    assert counts(store) == {"available": 1}
+    mine.close()
+    with pytest.raises(RuntimeError):
+        mine.enqueue_and_wait(double.job(1), timeout="20s")
 
 
 # Outages and refusals

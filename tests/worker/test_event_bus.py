@@ -93,6 +93,19 @@ def test_what_was_published_before_the_end_is_still_read() -> None:
     assert [told.job_id for told in subscription] == ["a"]
 
 
+def test_a_listener_hears_everything_until_it_leaves():
+    bus, heard = EventBus(), []
+    for _ in range(2):
+        bus.attach(heard.append)
+    bus.publish(event("a"))
+    bus.detach(heard.append)
+    bus.publish(event("b"))
+    bus.detach(heard.append)
+    bus.publish(event("c"))
+    assert [one.job_id for one in heard] == ["a", "a", "b"]
+    assert not bus.has_subscribers
+
+
 @pytest.mark.parametrize("capacity", [0, -1, True, 1.5])
 def test_a_capacity_out_of_range_is_refused(capacity: Any) -> None:
     with pytest.raises(InvalidRequest, match="capacity"):
