@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -21,6 +24,8 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.postgres.sql import PREPARED, Statements
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -202,6 +207,10 @@ class Database:
         self._wait_s = None if pool_timeout_ms is None else pool_timeout_ms / 1000
         self._verify = verify
         self._pid = os.getpid()
+        # Connections by the thread that took them; None unless somebody debugs.
+        self._holders: Counter[int] | None = (
+            Counter() if os.environ.get("HEADGATE_DEBUG") == "1" else None
+        )
         self._discarded: SimpleQueue[AbstractContextManager[Session]] = SimpleQueue()
         # Whether a physical connection's defaults suit a statement without BEGIN, and
         # whether it leads to the server that it names. A pooler names a server of its
@@ -350,13 +359,25 @@ class Database:
         Args:
             wait_s: how long to wait for one; None is the store's own time.
         """
+        holder = threading.get_ident()
+        if self._holders is not None and self._holders[holder]:
+            # With every connection of the pool held so, all wait for each other.
+            logger.warning(
+                "a second connection is taken while this thread holds one, as inside "
+                "of once: pass the handle on, or the pool may run dry",
+                stack_info=True,
+            )
         connection = self._take(self._wait_s if wait_s is None else wait_s)
         autocommit = connection.autocommit
+        if self._holders is not None:
+            self._holders[holder] += 1
         try:
             if not autocommit:
                 connection.autocommit = True
             yield Session(connection, self.statements)
         finally:
+            if self._holders is not None:
+                self._holders[holder] -= 1
             if (
                 not autocommit
                 and connection.pgconn.transaction_status == TransactionStatus.IDLE

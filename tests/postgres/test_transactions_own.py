@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg_pool import ConnectionPool
 
+from headgate_sync.context import JobContext
 from headgate_sync.errors import (
     BackendError,
     DuplicateJob,
@@ -23,7 +24,9 @@ from headgate_sync.errors import (
 from headgate_sync.lease import Checkpoint, LeaseRef
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.registry import Registry
 from tests.builders import (
+    KIND,
     START_MS,
     admit,
     claim_one,
@@ -35,6 +38,7 @@ from tests.builders import (
     steer,
 )
 from tests.postgres.watching import until, wait_until_blocked
+from tests.worker.rig import Bench
 
 SOON_S = 20
 
@@ -480,3 +484,38 @@ def test_transactions_of_many_threads_need_one_connection_each(database_url, pos
             list(threads.map(work, "abcd"))
         assert pool.get_stats()["pool_size"] == 4
         assert len(admit(postgres.open_store()).claims) == 4
+
+
+# Second connections
+
+
+@pytest.mark.parametrize("debugging", [True, False])
+def test_debugging_tells_of_a_second_connection_inside_of_a_transaction(
+    postgres, monkeypatch, caplog, debugging
+):
+    monkeypatch.setenv("HEADGATE_DEBUG", "1" if debugging else "0")
+    store = postgres.open_store()
+    registry = Registry()
+
+    @registry.task(KIND)
+    def handler(ctx: JobContext) -> None:
+        ctx.once(lambda tx: tx.connection.execute("SELECT 1"))
+
+    @registry.task("careless")
+    def careless(ctx: JobContext) -> None:
+        ctx.once(lambda tx: ctx.client.enqueue(envelope("beside")))
+
+    store.enqueue([envelope("a", payload=b"{}")])
+    bench = Bench(store, registry)
+    bench.run_next()
+    assert caplog.records == []
+    store.enqueue([envelope("b", kind="careless", payload=b"{}")])
+    bench.run_next()
+    told = [r for r in caplog.records if r.name == "headgate_sync.postgres.database"]
+    assert len(told) == debugging
+    for record in told:
+        assert record.getMessage().startswith("a second connection is taken")
+        assert "in careless" in record.stack_info
+    caplog.clear()
+    store.enqueue([envelope("c")])
+    assert caplog.records == []
