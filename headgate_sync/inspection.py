@@ -511,6 +511,14 @@ class Inspect(Policies, ScheduleRecords, Workers, Protocol):
         """Cancel an unfinished job; the holder of a lease loses it."""
         ...
 
+    def cancel_jobs(self, ids: Sequence[str]) -> int:
+        """Cancel at most 1,000 jobs in one transaction, those that are unfinished.
+
+        Returns:
+            How many were cancelled; the finished and the missing are left out.
+        """
+        ...
+
     def delete_job(self, job_id: str) -> None:
         """Remove a job that is not running, with all that belongs to it."""
         ...

@@ -30,10 +30,9 @@ from headgate_sync.errors import (
     HeadgateError,
     InvalidRequest,
     JobFailed,
-    NotFound,
 )
 from headgate_sync.ids import UlidGenerator
-from headgate_sync.inspection import Inspect
+from headgate_sync.inspection import MAX_JOBS, Inspect
 from headgate_sync.lease import JobResult
 from headgate_sync.lifecycle import State
 from headgate_sync.options import UNSET, CallOptions, make_options
@@ -401,13 +400,11 @@ class Batch:
         return self._cancel_sent()
 
     def _cancel_sent(self) -> int:
-        count = 0
-        for job_id in self._following.own_ids():
-            try:
-                self._inspect.operator_cancel(job_id)
-            except (NotFound, InvalidRequest):
-                continue  # it came to its end first
-            count += 1
+        own_ids = self._following.own_ids()
+        count = sum(
+            self._inspect.cancel_jobs(own_ids[start : start + MAX_JOBS])
+            for start in range(0, len(own_ids), MAX_JOBS)
+        )
         self._following.look_soon()
         return count
 

@@ -160,6 +160,19 @@ class MemInspect(MemUpkeep, MemSchedules, MemWorkers):
             job = self._job(job_id)
             self._rows.move(job, Event.OPERATOR_CANCEL, self._rows.clock.now_ms())
 
+    def cancel_jobs(self, ids: Sequence[str]) -> int:
+        """Cancel those of at most 1,000 jobs that are unfinished."""
+        check_texts("ids", ids)
+        check_count("ids", len(ids), MAX_JOBS)
+        with self._rows.lock:
+            now_ms = self._rows.clock.now_ms()
+            found = [self._rows.jobs.get(job_id) for job_id in dict.fromkeys(ids)]
+            event = Event.OPERATOR_CANCEL
+            going = [job for job in found if job and job.state in sources_of(event)]
+            for job in going:
+                self._rows.move(job, event, now_ms)
+            return len(going)
+
     def delete_job(self, job_id: str) -> None:
         """Remove a job that is not running."""
         check_job_id(job_id)

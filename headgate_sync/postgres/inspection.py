@@ -176,6 +176,14 @@ class PgInspect(PgUpkeep, PgSchedules, PgWorkers):
         check_job_id(job_id)
         self._steer(Event.OPERATOR_CANCEL, "operator_cancel", job_id)
 
+    def cancel_jobs(self, ids: Sequence[str]) -> int:
+        """Cancel those of at most 1,000 jobs that are unfinished."""
+        check_texts("ids", ids)
+        check_count("ids", len(ids), MAX_JOBS)
+        if not ids:
+            return 0
+        return int(self._db.rows("cancel_jobs", job_ids=list(ids))[0][0])
+
     def delete_job(self, job_id: str) -> None:
         """Remove a job that is not running, with all that belongs to it."""
         check_job_id(job_id)

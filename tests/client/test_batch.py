@@ -787,6 +787,16 @@ def test_cancel_ends_what_is_not_over_and_takes_no_more(make, store, world):
     assert batch.wait().by_state == {"cancelled": 7, "completed": 2, "deleted": 1}
 
 
+def test_a_batch_is_cancelled_a_thousand_jobs_at_a_time(store, world):
+    inspect = Tap(store.inspect)
+    batch = Batch(Client(over(store, inspect=inspect)), "b", pace=world)
+    with batch:
+        fill(batch, 1_001)
+    assert batch.cancel() == 1_001
+    assert [len(ids) for ids in inspect.given("cancel_jobs")] == [1_000, 1]
+    assert counts(store) == {"cancelled": 1_001}
+
+
 def test_cancel_from_another_thread_frees_one_that_waits_for_room(store):
     store.inspect.set_enqueue_limit("q", 3)
     batch = Batch(Client(store), "b")

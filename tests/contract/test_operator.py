@@ -269,3 +269,45 @@ def test_crashes_stay_with_a_job_whose_fate_an_operator_changes(store, clock):
     assert found.crash_attempt == 1
     assert found.orphaned
     assert [entry.outcome for entry in found.errors] == ["lease_lost"]
+
+
+# Many jobs
+
+
+def test_of_many_jobs_those_that_are_unfinished_are_cancelled(store, clock):
+    ids = []
+    for state in sorted(STORED):
+        ids.append(state.value)
+        bring_to(
+            store,
+            clock,
+            state.value,
+            state,
+            queue=f"for {state}",
+            fingerprint=state.value,
+        )
+    states = {id: state_of(store, id) for id in ids}
+    assert states == {state.value: state for state in STORED}
+    found = steer(store).cancel_jobs([*ids, "nobody", "available", "available"])
+    assert found == len(UNFINISHED)
+    now = {id: state_of(store, id) for id in ids}
+    assert now == states | dict.fromkeys(map(str, UNFINISHED), State.CANCELLED)
+    assert job(store, "running").reason_code == "cancelled"
+    assert steer(store).cancel_jobs(ids) == 0
+    assert steer(store).cancel_jobs([]) == 0
+
+
+def test_the_holder_of_a_job_that_is_cancelled_among_others_loses_its_lease(store):
+    claim = run_one(store, "a")
+    enqueue(store, "b")
+    assert steer(store).cancel_jobs(["a", "b"]) == 2
+    with pytest.raises(LeaseRejected):
+        store.ack(claim.lease_ref, Outcome.SUCCESS)
+
+
+@pytest.mark.parametrize("ids", [["a"] * 1_001, "a", ["a\0"], [None]])
+def test_ids_that_cannot_be_cancelled_are_refused(backend, store, ids):
+    enqueue(store, "a")
+    raised = unchanged_by(backend, lambda: steer(store).cancel_jobs(ids))
+    assert isinstance(raised, InvalidRequest)
+    assert "ids" in str(raised)
