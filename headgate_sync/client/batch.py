@@ -15,7 +15,8 @@ from attrs import evolve
 from headgate_sync.client.batch_following import Ended, Following
 from headgate_sync.client.batch_sending import Sender, Unsent, blamed
 from headgate_sync.client.batch_values import BatchItem, BatchProgress, BatchSummary
-from headgate_sync.client.client import Client, request_of
+from headgate_sync.client.building import request_of
+from headgate_sync.client.client import Client
 from headgate_sync.client.waiting import (
     Completion,
     Pace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from attrs import evolve
 
+from headgate_sync.client.building import build, request_of
+from headgate_sync.client.pinned import PinnedJobs
 from headgate_sync.client.schedules import Schedules
 from headgate_sync.client.tx import join
 from headgate_sync.durations import duration_ms
@@ -22,7 +24,6 @@ from headgate_sync.errors import (
     DuplicateJob,
     EnqueueForbidden,
     InvalidRequest,
-    StoreError,
     Unsupported,
     WaitTimeout,
 )
@@ -37,16 +38,11 @@ from headgate_sync.identity import (
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.options import (
     NO_DEFAULTS,
-    CallOptions,
     TaskOptions,
-    envelope_fields,
-    make_options,
-    merged,
-    unique_of,
 )
-from headgate_sync.request import JobHandle, JobRequest, identity_of, with_options
+from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.store import Store
-from headgate_sync.task import Task, task_of
+from headgate_sync.task import Task
 from headgate_sync.validation import MAX_BATCH_JOBS
 
 if TYPE_CHECKING:
@@ -63,8 +59,6 @@ if TYPE_CHECKING:
     from headgate_sync.registry import Registry
 
 logger = logging.getLogger(__name__)
-
-MAX_PINNED = 1_000
 
 
 class PipelineParts(TypedDict, total=False):
@@ -133,7 +127,7 @@ class Client:
         self._pid = os.getpid()
         self._watch_lock = threading.Lock()  # guards the next field
         self._watch: Watch | None = None
-        self._pinned: set[str] = set()  # worker ids that were looked up
+        self._pinned = PinnedJobs(store)
 
     def as_source(self, source: Source) -> Client:
         """This client, for jobs of another origin than calls of the program."""
@@ -174,7 +168,7 @@ class Client:
         envelope = self.envelope(job, **options)
         if identity is None:
             identity = identity_of(job)
-        return self._one(envelope, identity, tx)
+        return self._many([envelope], identity, tx)[0]
 
     def enqueue_or_join(
         self,
@@ -195,7 +189,7 @@ class Client:
         if identity is None:
             identity = identity_of(job)
         try:
-            return self._one(envelope, identity, tx)
+            return self._many([envelope], identity, tx)[0]
         except DuplicateJob as duplicate:
             return _handle(envelope, id=duplicate.existing_id, joined=True)
 
@@ -338,7 +332,7 @@ class Client:
             if job.fingerprint:
                 return job
             return evolve(job, fingerprint=fingerprint(job.kind, job.payload))
-        return self._build(request_of(job, options))
+        return build(request_of(job, options), self.defaults, self._new_id)
 
     def batch_of(
         self, jobs: Iterable[Any], identity: Identity | None = None
@@ -377,44 +371,7 @@ class Client:
             fields["tags"] = (*fields.get("tags", ()), tag)
             fields["retention_ms"] = max(fields.get("retention_ms", 0), keep_ms)
 
-        return self._build(request, id=id, change=join)
-
-    def _build(
-        self,
-        request: JobRequest,
-        *,
-        id: str | None = None,
-        change: Callable[[dict[str, Any]], None] | None = None,
-    ) -> Envelope:
-        task = request.task
-        values = merged((request.options, task.options, self.defaults))
-        try:
-            fields = envelope_fields(values)
-            for option, name in (("partition", "partition_key"), ("rate_class",) * 2):
-                if values.get(option) is not None:
-                    fields[name] = request.render(option, values[option])
-            unique = unique_of(values.get("unique"))
-            if unique is not None:
-                fields |= unique.fields()
-                fields["unique_key"] = (
-                    request.digest()
-                    if unique.key is True
-                    else request.render("unique", unique.key).encode()
-                )
-            if change is not None:
-                change(fields)
-            return Envelope(
-                id=id or values.get("id") or self._new_id(),
-                kind=task.kind,
-                schema_version=task.version,
-                payload=request.data,
-                fingerprint=fingerprint(task.kind, request.data),
-                **fields,
-            )
-        except InvalidRequest as error:
-            if error.message.startswith(task.label):
-                raise
-            raise InvalidRequest(f"{task.label}: {error.message}") from error
+        return build(request, self.defaults, self._new_id, id=id, change=join)
 
     def authorize(
         self, batch: Sequence[Envelope], *, identity: Identity | None = None
@@ -426,17 +383,6 @@ class Client:
         """
         if self._pipeline is not None:
             self._pipeline.authorize(self._passing(batch, identity, None))
-
-    def _one(self, envelope: Envelope, identity: Identity | None, tx: Any) -> JobHandle:
-        try:
-            sent = self._send([envelope], identity, tx)
-        except DuplicateJob as duplicate:
-            if not duplicate.replaced:
-                raise
-            return _handle(envelope, id=duplicate.existing_id, replaced=True)
-        if sent is None:
-            return _handle(envelope)
-        return _handles([envelope], sent)[0]
 
     def _many(
         self, batch: Sequence[Envelope], identity: Identity | None, tx: Any
@@ -468,42 +414,16 @@ class Client:
             )
         if self._pipeline is None:
             self._target(tx)(batch)
-            self._warn_of_strangers(batch, tx)
+            if tx is None:
+                self._pinned.look_at(batch)
             return None
         final: list[Envelope] = []
         stored = self._pipeline.send(
             self._passing(batch, identity, tx), lambda: self._target(tx), final
         )
-        if stored:
-            self._warn_of_strangers(final, tx)
+        if stored and tx is None:
+            self._pinned.look_at(final)
         return final if stored else []
-
-    def _warn_of_strangers(self, batch: Sequence[Envelope], tx: Any) -> None:
-        """Tell of jobs pinned to a worker that the store never saw; each name once.
-
-        Not in a caller's transaction, beside which the look would need a second
-        connection of what may be one pool.
-        """
-        if tx is not None:
-            return
-        for job in batch:
-            worker_id = job.sticky_worker
-            if not worker_id or worker_id in self._pinned or self.store.inspect is None:
-                continue
-            try:
-                known = self.store.inspect.get_worker(worker_id)
-            except StoreError as error:  # the jobs are stored; the next call may look
-                logger.debug("worker %s was not looked up: %s", worker_id, error)
-                return
-            if len(self._pinned) >= MAX_PINNED:
-                self._pinned.clear()
-            self._pinned.add(worker_id)
-            if known is None:
-                logger.warning(
-                    "job %s in queue %s is pinned to worker %s, which was never seen: "
-                    "it waits until a worker of this id comes",
-                    *(job.id, job.queue, worker_id),
-                )
 
     def _passing(
         self, batch: Sequence[Envelope], identity: Identity | None, tx: Any
@@ -542,25 +462,6 @@ class Client:
                     bus=lambda: self.event_bus,
                 )
             return self._watch
-
-
-def request_of(job: Any, options: Mapping[str, Any]) -> JobRequest:
-    """The request for a job that is no `Envelope`, with further options.
-
-    Raises:
-        InvalidRequest: no job, an unknown option or a bad value.
-    """
-    if isinstance(job, JobRequest):
-        return with_options(job, make_options(CallOptions, job.task.label, options))
-    task = task_of(type(job))
-    if task is None:
-        raise InvalidRequest(
-            f"{type(job).__name__} is no job: expected an instance of a payload "
-            "class, task.job(...) or an Envelope"
-        )
-    made = make_options(CallOptions, task.label, options)
-    task.check_templates(made)
-    return task.request(job, made)
 
 
 def _handles(given: Sequence[Envelope], stored: Sequence[Envelope]) -> list[JobHandle]:
