@@ -48,6 +48,7 @@ LAYERS = {
     "memory": STORES,
     "postgres": STORES,
     "attempt": RUNTIME,
+    "binder": RUNTIME,
     "binding": RUNTIME,
     "cancel": RUNTIME,
     "client": RUNTIME,

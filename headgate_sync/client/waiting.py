@@ -103,7 +103,7 @@ def _arrived(job_id: str, state: State, error: str | None) -> Completion:
 
 def reader_of(kind: str, task: Task | None, registry: Registry | None) -> Reader:
     """How results of a kind are read: as its handler here says."""
-    from headgate_sync.registry import bind
+    from headgate_sync.binder import bind
 
     binding = None if registry is None else registry.resolve(kind)
     if binding is None and isinstance(task, FunctionTask):
