@@ -36,7 +36,6 @@ INDEXES = (
     "headgate_job_retention",
     "headgate_job_running",
     "headgate_job_tag_lookup",
-    "headgate_job_trim",
     "headgate_job_unique",
     "headgate_lane_group_closed",
     "headgate_lane_group_open",

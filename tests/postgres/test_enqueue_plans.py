@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from headgate_sync.envelope import MAX_INT32, UNIQUE_REPLACE_ALL
-from headgate_sync.errors import DuplicateJob
+from headgate_sync.errors import DuplicateJob, IdConflict
 from headgate_sync.lifecycle import UNFINISHED, Event, State, sources_of
 from headgate_sync.postgres import migrations
 from headgate_sync.postgres.sql import Statements, statement_source
@@ -84,7 +84,7 @@ def test_no_table_is_scanned_whatever_the_statistics_say(
 
 
 def test_the_driver_keeps_the_statements():
-    for name in ("enqueue", "enqueue_one"):
+    for name in ("enqueue", "enqueue_one", "enqueue_plain"):
         assert len(Statements("x" * 63)[name]) <= CACHED_BYTES
         placeholders = set(re.findall(r"%\((\w+)\)", statement_source(name)))
         assert len(placeholders) <= CACHED_PARAMETERS
@@ -158,6 +158,41 @@ def test_columns_that_are_equal_and_columns_that_differ_are_stored_alike(store, 
             wanted["headers"] = dict(one.headers)
             wanted["tags"] = list(one.tags)
             assert stored == wanted, name
+
+
+def test_every_road_stores_a_job_of_defaults_alike(store, admin, caller):
+    """The shortest one writes the defaults out instead of taking them as arguments."""
+    store.enqueue([envelope("plain", kind="k", payload=b"p")])
+    store.enqueue([envelope("one", kind="k", payload=b"p", tags=("t",))])
+    store.enqueue([envelope(id, kind="k", payload=b"p") for id in ("a", "b")])
+    own = {"seq", "id", "enqueued_at_ms", "scheduled_at_ms"}
+    stored = [
+        {name: value for name, value in row.items() if name not in own}
+        for (row,) in admin.execute(
+            "SELECT to_jsonb(job) FROM headgate.headgate_job AS job"
+        )
+    ]
+    assert len(stored) == 4
+    assert all(row == stored[0] for row in stored)
+    for table, columns in {
+        "inbox": "kind, queue, partition_key, rate_class, sticky_worker, lane_key",
+        "tally": "queue, partition_key, minute_at_ms, completed",
+    }.items():
+        rows = admin.execute(
+            f"SELECT DISTINCT {columns} FROM headgate.headgate_{table}"
+        ).fetchall()
+        assert len(rows) == 1, table
+    assert steer(store).unfinished("q") == 4
+
+
+@pytest.mark.parametrize("road", ["alone", "in a batch"])
+def test_a_taken_id_on_the_shortest_road_is_judged_by_its_content(store, road):
+    others = envelopes("x", "y") if road == "in a batch" else []
+    store.enqueue([envelope("a", kind="k")])
+    store.enqueue([envelope("a", kind="k"), *others])
+    with pytest.raises(IdConflict, match="a"):
+        store.enqueue([envelope("a", kind="other"), *others])
+    assert steer(store).unfinished("q") == 1 + len(others)
 
 
 def test_states_in_the_functions_are_those_of_the_table():

@@ -370,14 +370,30 @@ def unlucky(admin) -> Iterator[int]:
     admin.execute("DELETE FROM headgate.headgate_job WHERE id = 'u'")
 
 
+@pytest.fixture
+def haunted(admin) -> Iterator[str]:
+    """An id that is taken for whoever inserts it, and free for whoever looks."""
+    id = "b (or) not"
+    admin.execute(
+        "CREATE FUNCTION headgate.haunt() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE unique_violation USING CONSTRAINT = 'headgate_job_id',"
+        " DETAIL = format('Key (id)=(%s) already exists.', NEW.id); END $$;"
+        "CREATE TRIGGER haunt AFTER INSERT ON headgate.headgate_job FOR EACH ROW"
+        f" WHEN (NEW.id = '{id}') EXECUTE FUNCTION headgate.haunt()"
+    )
+    yield id
+    admin.execute("DROP TRIGGER haunt ON headgate.headgate_job")
+    admin.execute("DROP FUNCTION headgate.haunt()")
+
+
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "in a batch"])
 def test_an_id_that_collides_again_and_is_never_found_is_a_conflict(
-    store, crowd, unlucky, others
+    store, crowd, haunted, others
 ):
-    batch = [*envelopes("a", "c")[:others], envelope("b", weight=unlucky)]
+    batch = [*envelopes("a", "c")[:others], envelope(haunted, pending=True)]
     error = unchanged_by(crowd, lambda: store.enqueue(batch))
     assert isinstance(error, IdConflict)
-    assert error.job_id == "b"
+    assert error.job_id == haunted
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "in a batch"])

@@ -130,7 +130,8 @@ CREATE INDEX headgate_quarantine_newest ON {schema}.headgate_quarantine (quarant
 CREATE TABLE {schema}.headgate_inbox (
   queue text COLLATE "C" NOT NULL,
   ev bigint GENERATED ALWAYS AS IDENTITY,
-  kind text COLLATE "C" NOT NULL CHECK (kind IN ('r', 'g', 'f', 'o', 'c')),
+  -- One constant (the escapes are braces): a CHECK is parsed anew for each statement, and a list of five is five nodes.
+  kind text COLLATE "C" NOT NULL CHECK (kind = ANY (E'\x7br,g,f,o,c\x7d'::text[])),
   partition_key text COLLATE "C" NOT NULL DEFAULT '',
   rate_class text COLLATE "C" NOT NULL DEFAULT '',
   sticky_worker text COLLATE "C" NOT NULL DEFAULT '',

@@ -155,6 +155,7 @@ DECLARE
   limited text[];
   incoming bigint[];
   seqs bigint[];
+  breached text;
   lost text;
   refusal text[];
   holder_id text;
@@ -349,7 +350,6 @@ BEGIN
           coalesce(p_periodic_ticks_ms[place], p_periodic_ticks_ms[1]),
           coalesce(p_headers[place], p_headers[1])::jsonb
         FROM ordered
-        ON CONFLICT DO NOTHING
         RETURNING queue, partition_key, rate_class, sticky_worker, lane_key, state
       ),
       listed AS (
@@ -368,14 +368,6 @@ BEGIN
         GROUP BY inserted.queue, inserted.partition_key
       )
       SELECT count(*) INTO taken FROM inserted;
-      IF taken < cardinality(kept) THEN
-        -- Without a unique key it was the id.
-        SELECT p_ids[min(place)] INTO lost
-        FROM unnest(kept) AS place
-        WHERE p_unique_keys[place] IS NULL
-          AND NOT EXISTS (SELECT FROM {schema}.headgate_job AS job WHERE job.seq = seqs[place]);
-        RAISE EXCEPTION USING ERRCODE = 'HG409', MESSAGE = 'an id or a unique key was taken meanwhile';
-      END IF;
 
       IF p_tags IS NOT NULL THEN
         INSERT INTO {schema}.headgate_job_tag (job_seq, tag)
@@ -399,9 +391,15 @@ BEGIN
       RETURN NULL;
     EXCEPTION WHEN SQLSTATE 'HG429' THEN
       RETURN refusal;
-    WHEN SQLSTATE 'HG409' THEN
+    WHEN unique_violation OR SQLSTATE 'HG409' THEN
+      -- A snapshot that stays will not show it either.
+      IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'an id or a unique key was taken meanwhile';
+      END IF;
       -- Whoever took it has committed, so it is found now, unless it is gone again already. What is taken again and
       -- again and never found cannot be compared.
+      GET STACKED DIAGNOSTICS breached = CONSTRAINT_NAME, lost = PG_EXCEPTION_DETAIL;
+      lost := CASE WHEN breached = 'headgate_job_id' THEN substring(lost FROM '\(id\)=\((.*)\)') END;
       vain := vain + 1;
       IF lost IS NOT NULL AND vain > 1 THEN
         RETURN ARRAY['id_conflict', lost];
@@ -481,6 +479,48 @@ BEGIN
   RETURN NULL;
 END $$;
 
+-- Take in one job that has all defaults, as most have: what headgate_enqueue_one does, in the fewest steps. An expression
+-- of PL/pgSQL is set up anew in each transaction that evaluates it, each argument has its price, and so has each setting:
+-- names carry their schema instead, and the look-ups are by whole keys, for which every plan is the same.
+-- Arguments, returns and locks as above. Without a unique key only the id can collide: one index to ask and not all.
+CREATE FUNCTION {schema}.headgate_enqueue_plain(
+  p_id text, p_kind text, p_payload bytea, p_queue text, p_partition_key text, p_lane_key bigint, p_fingerprint text,
+  p_own boolean)
+  RETURNS text[]
+  LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off
+  AS $$
+DECLARE
+  now_ms CONSTANT bigint := {schema}.headgate_now_ms();
+BEGIN
+  IF NOT (
+    EXISTS (SELECT FROM {schema}.headgate_job AS job WHERE job.id OPERATOR(pg_catalog.=) p_id)
+    OR EXISTS (
+      SELECT FROM {schema}.headgate_quarantine AS quarantine
+      WHERE quarantine.fingerprint OPERATOR(pg_catalog.=) p_fingerprint)
+    OR EXISTS (SELECT FROM {schema}.headgate_enqueue_policy AS policy WHERE policy.queue OPERATOR(pg_catalog.=) p_queue))
+  THEN
+    INSERT INTO {schema}.headgate_job (
+      id, kind, schema_version, payload, queue, partition_key, rate_class, sticky_worker, lane_key, weight,
+      fingerprint, priority, state, max_attempts, enqueued_at_ms, scheduled_at_ms, timeout_ms, deadline_ms,
+      retention_ms, unique_states, periodic_schedule_id, periodic_tick_ms, headers)
+    VALUES (
+      p_id, p_kind, 1, p_payload, p_queue, p_partition_key, '', '', p_lane_key, 1,
+      p_fingerprint, 0, 'available', 25, now_ms, now_ms, 0, 0,
+      0, 0, '', 0, E'\x7b\x7d')
+    ON CONFLICT (id) DO NOTHING;
+    IF FOUND THEN
+      INSERT INTO {schema}.headgate_inbox (queue, kind, partition_key, lane_key)
+      VALUES (p_queue, 'r', p_partition_key, p_lane_key);
+      INSERT INTO {schema}.headgate_tally (queue, partition_key, minute_at_ms, unfinished, arrived, completed)
+      VALUES (p_queue, p_partition_key, now_ms OPERATOR(pg_catalog.-) pg_catalog.mod(now_ms, 60000), 1, 1, 0);
+      RETURN NULL;
+    END IF;
+  END IF;
+  RETURN {schema}.headgate_enqueue_one(
+    p_id, p_kind, p_payload, p_queue, p_partition_key, p_lane_key, p_fingerprint, p_own);
+END $$;
+
 -- Wake workers that sleep on a queue where work may run now, whoever made it so.
 --
 -- Deferred to the commit, because a transaction may stay open long after its enqueue and workers may fall asleep
@@ -512,7 +552,7 @@ END $$;
 CREATE CONSTRAINT TRIGGER headgate_inbox_wake
   AFTER INSERT ON {schema}.headgate_inbox
   DEFERRABLE INITIALLY DEFERRED
-  FOR EACH ROW WHEN (NEW.kind IN ('r', 'o'))
+  FOR EACH ROW WHEN (NEW.kind = ANY (E'\x7br,o\x7d'::text[]))
   EXECUTE FUNCTION {schema}.headgate_wake();
 
 CREATE CONSTRAINT TRIGGER headgate_queue_wake

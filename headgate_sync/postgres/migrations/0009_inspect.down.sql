@@ -12,7 +12,6 @@ DROP FUNCTION {schema}.headgate_job_matches;
 DROP TABLE {schema}.headgate_queue_memory;
 DROP TABLE {schema}.headgate_operation;
 DROP INDEX {schema}.headgate_job_class;
-DROP INDEX {schema}.headgate_job_trim;
 DROP INDEX {schema}.headgate_job_ended;
 DROP INDEX {schema}.headgate_job_oldest;
 DROP INDEX {schema}.headgate_job_listing;

@@ -2,7 +2,7 @@
 -- Arguments: as enqueue_one.
 -- Rows:      as enqueue_one.
 -- Locks:     as headgate_enqueue in 0003_intake.
-SELECT {schema}.headgate_enqueue_one(
+SELECT {schema}.headgate_enqueue_plain(
   %(id)s::text, %(kind)s::text, %(payload)b::bytea, %(queue)s::text, %(partition_key)s::text,
   %(lane_key)s::bigint, %(fingerprint)s::text, %(own)s::boolean
 )
