@@ -19,7 +19,7 @@ from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import MAX_CAPACITY, Ack, LeaseRef
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.signals import Control
-from headgate_sync.telemetry import JobSpan, Telemetry, TelemetryEvent
+from headgate_sync.telemetry import JobSpan, TelemetryEvent
 from headgate_sync.testing.clock import FakeClock
 from headgate_sync.testing.target import Target, target_of
 from headgate_sync.worker import WorkerConfig
@@ -168,18 +168,15 @@ class _Runner(Runner):
 
 
 class _Spans:
-    """A sink that keeps how attempts ended, before the user's own."""
+    """A sink that keeps how attempts ended."""
 
-    def __init__(self, sink: Telemetry | None) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}  # by job id
 
     def on_event(self, event: TelemetryEvent) -> None:
         """Take one event."""
         if isinstance(event, JobSpan):
             self.outcomes[event.job_id] = event.outcome
-        if self._sink is not None:
-            self._sink.on_event(event)
 
 
 class Desk:
@@ -209,10 +206,10 @@ class Desk:
         self._over = threading.Event()
         self._inflight = InFlight(capacity, self._over.set)
         self._inflight.draining = True  # hear of every end
-        self._spans = _Spans(config.telemetry)
+        self._spans = _Spans()
         self._taken: dict[LeaseRef, Ack] = {}
         self._errors: list[BaseException] = []
-        emit = Emitter(self._spans, now_s=now_s)
+        emit = Emitter(self._spans, *config.telemetry, now_s=now_s)
         self._report = report = Report(
             worker_id,
             emit=emit,
