@@ -210,7 +210,7 @@ def cluster_of(
     """
     live = [worker for worker in workers if worker.is_live(now_ms)]
     late = [worker for worker in live if worker.is_late(now_ms)]
-    names = {*queues, *(queue for worker in live for queue in worker.queues)}
+    names = {*queues, *(queue for worker in workers for queue in worker.queues)}
     return ClusterView(
         now_ms=now_ms,
         live=len(live),

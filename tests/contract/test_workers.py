@@ -256,3 +256,15 @@ def test_a_queue_that_nobody_serves_is_shown(store):
         QueueCover(queue="paused", live_workers=0, late_workers=0),
         QueueCover(queue="served", live_workers=1, late_workers=0),
     )
+
+
+def test_a_queue_whose_last_worker_fell_silent_is_shown_until_it_is_forgotten(
+    store, clock
+):
+    beat(store, "gone", queues=("orphaned",))
+    clock.advance_ms(LIVE_MS)
+    cover = QueueCover(queue="orphaned", live_workers=0, late_workers=0)
+    assert steer(store).cluster().queues == (cover,)
+    clock.advance_ms(FORGOTTEN_MS)
+    beat(store, "new", queues=())
+    assert steer(store).cluster().queues == ()
