@@ -24,7 +24,14 @@ ROLES = ("producer", "worker", "operator", "reader")
 
 # At the start of every store: which version is there.
 _START = {"schema_state", "ledger_rows"}
-_PRODUCER = {*_START, "enqueue", "enqueue_one", "enqueue_plain", "store_now"}
+_PRODUCER = {
+    *_START,
+    "enqueue",
+    "enqueue_one",
+    "enqueue_plain",
+    "get_worker",
+    "store_now",
+}
 _RESULTS = {"read_result", "read_output", "read_progress", "read_checkpoint"}
 _READS = {
     "concurrency_limits",
@@ -35,6 +42,7 @@ _READS = {
     "get_job",
     "get_jobs",
     "get_operation",
+    "get_worker",
     "history",
     "index_health",
     "list_jobs",
@@ -105,6 +113,7 @@ STATEMENTS: Mapping[str, frozenset[str]] = {
             *_SWEEPS,
             "advance_schedule",
             "append_schedule_event",
+            "cancel_jobs",
             "clear_enqueue_limit",
             "create_operation",
             "delete_concurrency_limit",
