@@ -72,6 +72,7 @@ LAYERS = {
     "": EDGES,  # the package's own names
     "__main__": EDGES,
     "app": EDGES,
+    "cli": EDGES,
     "demo": EDGES,
     "deploy": EDGES,
     "embedded": EDGES,
@@ -88,6 +89,7 @@ LAYERS = {
 }
 DRIVER = {"psycopg", "psycopg_pool"}
 OWN = {
+    "cli": {"click"},
     "postgres": DRIVER,
     "cron": {"cronsim"},
     "metrics": {"prometheus_client"},

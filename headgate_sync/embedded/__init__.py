@@ -13,6 +13,6 @@ if sys.platform == "win32":
     )
 
 from headgate_sync.embedded.binaries import Binaries, find_binaries
-from headgate_sync.embedded.server import EmbeddedServer, remove
+from headgate_sync.embedded.server import EmbeddedServer, installed, remove
 
-__all__ = ["Binaries", "EmbeddedServer", "find_binaries", "remove"]
+__all__ = ["Binaries", "EmbeddedServer", "find_binaries", "installed", "remove"]

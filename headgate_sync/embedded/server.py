@@ -150,6 +150,33 @@ class EmbeddedServer:
         self.close()
 
 
+def installed(
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> list[tuple[Path, str | None]]:
+    """The servers below a data directory, each with its version while it runs.
+
+    Without `data_dir` it is the one that `EmbeddedServer.start` takes.
+
+    Raises:
+        ConfigurationError: the directory cannot be read.
+    """
+    with _as_configuration_error("found"):
+        base = data_directory(data_dir, environ, server_account())
+        found = sorted(base.iterdir()) if base.is_dir() else []
+        states = [
+            (path, supervisor.read_state(path)) for path in found if path.name.isdigit()
+        ]
+    return [
+        (
+            path,
+            state.version if state and supervisor.accepts(state.socket_path) else None,
+        )
+        for path, state in states
+    ]
+
+
 def remove(
     data_dir: str | os.PathLike[str] | None = None,
     *,

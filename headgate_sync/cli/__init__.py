@@ -1,0 +1,1 @@
+"""The command line: one click group, and one module per noun."""

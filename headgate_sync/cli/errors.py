@@ -1,0 +1,57 @@
+"""How a command ends: which error is which exit code, told in one line."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import click
+
+from headgate_sync.cli.remote import HttpFailed
+from headgate_sync.cli.text import visible
+from headgate_sync.errors import (
+    BackendError,
+    ConfigurationError,
+    EnqueueForbidden,
+    HeadgateError,
+    NotFound,
+)
+
+FAILED, USAGE, NOT_FOUND, REFUSED = 1, 2, 3, 4
+INTERRUPTED = 130
+_NO_RIGHT = "42501"
+
+
+class Failed(click.ClickException):
+    """The end of a command; its text may hold what a terminal must not be sent."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        """Print `headgate:` and the message."""
+        lines = "\n".join(map(visible, self.message.splitlines()))
+        click.echo(f"headgate: {lines}", file=file, err=True)
+
+
+def exit_code(error: HeadgateError) -> int:
+    """1 for what went wrong, 2 for the set-up, 3 for nothing there, 4 for refused."""
+    if isinstance(error, HttpFailed):
+        return {403: REFUSED, 404: NOT_FOUND}.get(error.status or 0, FAILED)
+    if isinstance(error, BackendError):
+        return REFUSED if error.sqlstate == _NO_RIGHT else FAILED
+    if isinstance(error, ConfigurationError):
+        return USAGE
+    if isinstance(error, NotFound):
+        return NOT_FOUND
+    return REFUSED if isinstance(error, EnqueueForbidden) else FAILED
+
+
+def fail(error: HeadgateError) -> NoReturn:
+    """End the command as this error asks for."""
+    raise Failed(str(error), exit_code(error)) from error
+
+
+def missing(what: str, name: str) -> Failed:
+    """The end of a command that names what does not exist."""
+    return Failed(f"{what} {name} does not exist", NOT_FOUND)

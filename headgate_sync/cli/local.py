@@ -1,0 +1,74 @@
+"""`headgate demo` and `headgate embedded`: a database of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headgate_sync.cli.errors import FAILED
+from headgate_sync.cli.session import Group, confirm, yes_option
+from headgate_sync.errors import ConfigurationError
+from headgate_sync.settings import Settings
+
+
+@click.command()
+@click.option(
+    "--files",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Python files to index; else the standard library.",
+)
+@click.pass_context
+def demo(ctx: click.Context, files: Path | None) -> None:
+    """Index Python files with workers of which one is killed.
+
+    Works in a schema of its own, which it drops, on the database of
+    HEADGATE_DATABASE_URL or DATABASE_URL, else on the development server.
+    """
+    import os
+
+    from headgate_sync.demo.run import run_demo
+
+    if files is not None and not files.is_dir():
+        raise ConfigurationError(f"--files: {files} is no directory")
+    url = Settings.read(os.environ.get).url
+    if url is None:
+        from headgate_sync.embedded import EmbeddedServer
+
+        server = EmbeddedServer.start()
+        ctx.call_on_close(server.close)
+        click.echo(f"embedded PostgreSQL in {server.data_dir}", err=True)
+        url = server.url
+    report = run_demo(url, files)
+    click.echo("\n".join(report.lines()))
+    if not report.ok:
+        ctx.exit(FAILED)
+
+
+@click.group(cls=Group)
+def embedded() -> None:
+    """The development server, which runs while a process uses it."""
+
+
+@embedded.command(cls=click.Command)
+def status() -> None:
+    """Show the development servers, and whether they run."""
+    from headgate_sync.embedded import installed
+
+    found = installed()
+    for directory, version in found:
+        click.echo(f"{directory} {f'runs {version}' if version else 'does not run'}")
+    if not found:
+        click.echo("there is no embedded database")
+
+
+@embedded.command(cls=click.Command)
+@yes_option
+def rm(yes: bool) -> None:
+    """Delete the development database, unless a process uses it."""
+    from headgate_sync.embedded import remove
+
+    confirm("delete the development database", yes)
+    gone = remove()
+    click.echo(f"removed {gone}" if gone else "there is no embedded database")

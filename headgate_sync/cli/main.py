@@ -1,0 +1,72 @@
+"""The group of all commands; the module of a noun is loaded when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import click
+
+from headgate_sync import __version__
+from headgate_sync.cli.errors import INTERRUPTED
+from headgate_sync.cli.session import Group, shared_options
+
+COMMANDS = {
+    "bulk": "bulk",
+    "cluster": "workers",
+    "cron": "schedules",
+    "demo": "local",
+    "embedded": "local",
+    "indexes": "upkeep",
+    "job": "jobs",
+    "limit": "limits",
+    "migrate": "migrate",
+    "quarantine": "limits",
+    "queue": "queues",
+    "rate": "limits",
+    "reindex": "upkeep",
+    "stats": "queues",
+    "trim": "upkeep",
+    "vacuum": "upkeep",
+    "worker": "workers",
+}
+
+
+class Commands(Group):
+    """The root, which finds commands by the table above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"headgate_sync.cli.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, cmd_name)
+        return found
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run a command; an interrupt ends it as a shell expects."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            context.exit(INTERRUPTED)
+
+
+@click.group(
+    cls=Commands,
+    params=shared_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="headgate")
+def headgate() -> None:
+    """Look at and steer jobs, queues, limits, schedules and workers.
+
+    Commands work on a database (--database-url) or on an HTTP control API (--api). They
+    end with 0 when it is done, 1 when it failed, 2 for a mistake in the call or the
+    set-up, 3 when there is no such thing, and 4 when it was refused.
+    """
+    logging.basicConfig(level=logging.WARNING, format="headgate: %(message)s")

@@ -1,0 +1,73 @@
+"""What a terminal may be sent: foreign text made harmless, and values in words."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+NOTHING = "-"
+
+
+def visible(text: str) -> str:
+    r"""The text with everything that could steer a terminal written out, as `\x1b`.
+
+    That are control characters, line ends, marks that change the direction of writing
+    and lone surrogates; letters of every script stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def instant(at_ms: int | None) -> str:
+    """An instant in UTC; the bare number where no calendar reaches it."""
+    if at_ms is None:
+        return NOTHING
+    try:
+        moment = _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return str(at_ms)
+    digits = "milliseconds" if at_ms % 1000 else "seconds"
+    return moment.replace(tzinfo=None).isoformat(timespec=digits) + "Z"
+
+
+def span(ms: int | None) -> str:
+    """A duration by its two largest units, such as `2h5m`."""
+    if ms is None:
+        return NOTHING
+    if 0 <= ms < 1_000:
+        return f"{ms}ms"
+    for place, (unit, unit_ms) in enumerate(_UNITS):
+        if ms >= unit_ms:
+            whole, rest_ms = divmod(ms, unit_ms)
+            next_unit, next_ms = (*_UNITS, ("ms", 1))[place + 1]
+            small = rest_ms // next_ms if unit != "s" else 0
+            return f"{whole}{unit}" + (f"{small}{next_unit}" if small else "")
+    return f"{ms}ms"
+
+
+def cell(value: object) -> str:
+    """A value of a table."""
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(each) for each in value) or NOTHING
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={cell(each)}" for key, each in value.items())
+    return visible(str(value))
+
+
+def readable(encoded: str) -> tuple[str, str]:
+    """Bytes in base64 as text where they are UTF-8, and the name of what came out."""
+    try:
+        return base64.b64decode(encoded).decode(), "utf-8"
+    except UnicodeDecodeError:
+        return encoded, "base64"
