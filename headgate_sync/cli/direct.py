@@ -18,6 +18,7 @@ from headgate_sync.operations import BulkRequest
 from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
 from headgate_sync.search import JobFilter, parse_query
 from headgate_sync.store import Store
+from headgate_sync.workers import LATE_MS
 
 # One step of an operation: long enough to get on, short enough to report in between.
 STEP_JOBS = 1_000
@@ -108,8 +109,9 @@ class DirectControl:
         store = self.store
         found: Any = None
         if what == "checkpoint":
-            found = self._inspect.read_checkpoint(job_id)
-        elif what == "result" and store.results is not None:
+            read = self._inspect.read_checkpoint(job_id)
+            return None if read is None else shapes.checkpoint(read)
+        if what == "result" and store.results is not None:
             found = store.results.read_result(job_id)
         elif what == "output" and store.outputs is not None:
             found = store.outputs.read_output(job_id)
@@ -123,10 +125,16 @@ class DirectControl:
         return shape
 
     def explain(self, job_id: str) -> Json:
+        job = self._inspect.get_job(job_id)
         found = self._inspect.explain_admission(job_id)
-        if found is None:
+        if job is None or found is None:
             raise NotFound.job(job_id)
-        return _object(found)
+        # Nothing blocks a job whose queue nobody serves, and yet it never runs.
+        workers = self._inspect.list_workers(LATE_MS)
+        return _object(found) | {
+            "job_id": job_id,
+            "live_workers": sum(job.queue in worker.queues for worker in workers),
+        }
 
     def steer(self, job_id: str, verb: str) -> None:
         inspect = self._inspect

@@ -156,6 +156,7 @@ def explain(session: Session, id: str) -> None:
         "admissible": "admissible",
         "blocked by": "blocked_by",
         "admitted in": lambda e: span(e["estimated_admission_ms"]),
+        "workers": "live_workers",
     }
     for name in found["detail"]:
         fields[f"  {name}"] = lambda e, name=name: e["detail"][name]

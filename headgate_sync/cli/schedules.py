@@ -64,7 +64,9 @@ def show(session: Session, id: str) -> None:
 @cron.command("set")
 @click.argument("id")
 @click.option("--kind", required=True)
-@click.option("--spec", required=True, help="`0 8 * * *`, `@every:15m` and the like.")
+@click.option(
+    "--spec", required=True, help="Such as `0 8 * * *` or `@every:900000` (ms)."
+)
 @click.option("--payload", type=PAYLOAD, metavar="@FILE|@-|TEXT", default=b"")
 @click.option("--queue")
 @click.option("--priority", type=int)

@@ -11,6 +11,8 @@ import attrs
 
 from headgate_sync.backlog import QueueStats, StateCounts
 from headgate_sync.inspection import JobSummary
+from headgate_sync.lease import Checkpoint
+from headgate_sync.loglines import read_line
 from headgate_sync.policies import RateClassState
 from headgate_sync.workers import ClusterView, WorkerState
 
@@ -41,10 +43,19 @@ def job(found: JobSummary) -> Json:
     payload, headers = shape.pop("payload"), shape.pop(_HEADERS)
     if found.payload is not None:
         shape |= {"payload": payload, "metadata": headers}
+    for entry in shape["errors"]:
+        entry["logs"] = [_line(text) for text in entry["logs"]]
     return shape | {
         "orphaned": found.orphaned,
         "periodic_origin": plain(found.periodic_origin),
     }
+
+
+def _line(text: str) -> Json:
+    """A log line; a plain one has no instant."""
+    line = read_line(text)
+    shape: Json = plain(line)
+    return shape | {"at_ms": line.at_ms or None}
 
 
 def queue(stats: QueueStats) -> Json:
@@ -82,11 +93,19 @@ def worker(found: WorkerState) -> Json:
     }
 
 
+def checkpoint(found: Checkpoint) -> Json:
+    """The steps of a job that are done."""
+    shape: Json = plain(found)
+    done = found.completed_steps
+    return shape | {"last_completed_step": done[-1] if done else None}
+
+
 def cluster(view: ClusterView) -> Json:
     """The fleet with its ratios."""
     shape: Json = plain(view)
+    counts = {name: shape.pop(name) for name in ("live", "late", "stale")}
     return shape | {
-        "total": view.total,
+        "workers": counts | {"total": view.total},
         "utilization": view.utilization,
         "empty_poll_ratio": view.empty_poll_ratio,
     }

@@ -73,7 +73,7 @@ def _cutoff_ms(inspect: Any, older_than_ms: int) -> int:
 @click.option(
     "--state",
     "states",
-    type=click.Choice(sorted(TERMINAL)),
+    type=click.Choice(sorted(state.value for state in TERMINAL)),
     multiple=True,
     default=["completed"],
     show_default=True,

@@ -1,0 +1,93 @@
+"""Every command is run over the database and over the HTTP API, on the same rows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate_sync.cli.main import headgate
+from headgate_sync.postgres.store import PgStore
+from tests.backends import PostgresBackend
+
+VARIABLES = (
+    "HEADGATE_API",
+    "HEADGATE_TOKEN",
+    "HEADGATE_DATABASE_URL",
+    "DATABASE_URL",
+    "HEADGATE_SCHEMA",
+    "HEADGATE_EMBEDDED",
+)
+Run = Callable[..., Result]
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def serve(app: Any) -> tuple[WSGIServer, threading.Thread]:
+    """Serve a WSGI application on a free port, on a thread of its own."""
+    server = make_server("127.0.0.1", 0, app, handler_class=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    return server, thread
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the machine names a database or an API."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pg(postgres: PostgresBackend) -> PgStore:
+    """The store whose rows the commands see."""
+    return postgres.make_store()
+
+
+@pytest.fixture
+def over_database(clean: None, pg: PgStore, database_url: str) -> Run:
+    """Run a command on the database."""
+    return lambda *words, **more: invoke(*words, "--database-url", database_url, **more)
+
+
+@pytest.fixture
+def over_http(clean: None, pg: PgStore) -> Iterator[Run]:
+    """Run a command on an HTTP API over the same database."""
+    api = pytest.importorskip("headgate_sync.api")
+    server, thread = serve(api.create_app(pg))
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        yield lambda *words, **more: invoke(*words, "--api", url, **more)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(params=["over_database", "over_http"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a command, in either mode in turn; the exit code has to be 0 unless told."""
+    found: Run = request.getfixturevalue(request.param)
+    return found
+
+
+def invoke(*words: str, code: int = 0, stdin: str | None = None) -> Result:
+    """Run a command in this process."""
+    done = CliRunner().invoke(headgate, words, input=stdin)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done
+
+
+def told(done: Result) -> Any:
+    """The JSON that a command printed."""
+    return json.loads(done.stdout)
