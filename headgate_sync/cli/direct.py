@@ -97,6 +97,7 @@ class DirectControl:
         return {
             "jobs": [shapes.job(job) for job in page.jobs],
             "next_cursor": page.next_cursor,
+            "count_is_approximate": False,
         }
 
     def job(self, job_id: str, *, payload: bool) -> Json:

@@ -22,16 +22,25 @@ _NO_RIGHT = "42501"
 
 
 class Failed(click.ClickException):
-    """The end of a command; its text may hold what a terminal must not be sent."""
+    """The end of a command; its text may hold what a terminal must not be sent.
 
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+    Args:
+        message: what went wrong.
+        exit_code: of the process.
+        lines: line ends of the message are its own, and are kept.
+    """
+
+    def __init__(
+        self, message: str, exit_code: int = FAILED, *, lines: bool = False
+    ) -> None:
         super().__init__(message)
+        self._parts = message.splitlines() if lines else [message]
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
         """Print `headgate:` and the message."""
-        lines = "\n".join(map(visible, self.message.splitlines()))
-        click.echo(f"headgate: {lines}", file=file, err=True)
+        told = "\n".join(map(visible, self._parts))
+        click.echo(f"headgate: {told}", file=file, err=True)
 
 
 def exit_code(error: HeadgateError) -> int:
@@ -49,7 +58,9 @@ def exit_code(error: HeadgateError) -> int:
 
 def fail(error: HeadgateError) -> NoReturn:
     """End the command as this error asks for."""
-    raise Failed(str(error), exit_code(error)) from error
+    # What is wrong with a set-up may end with the log of a server.
+    lines = isinstance(error, ConfigurationError)
+    raise Failed(str(error), exit_code(error), lines=lines) from error
 
 
 def missing(what: str, name: str) -> Failed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
+import sys
 from typing import Any
 
 import click
@@ -69,4 +71,7 @@ def headgate() -> None:
     end with 0 when it is done, 1 when it failed, 2 for a mistake in the call or the
     set-up, 3 when there is no such thing, and 4 when it was refused.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # letters that it cannot write
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="headgate: %(message)s")

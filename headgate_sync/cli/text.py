@@ -61,7 +61,8 @@ def cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(each) for each in value) or NOTHING
     if isinstance(value, dict):
-        return ", ".join(f"{key}={cell(each)}" for key, each in value.items())
+        pairs = sorted(value.items())
+        return ", ".join(f"{visible(key)}={cell(each)}" for key, each in pairs)
     return visible(str(value))
 
 

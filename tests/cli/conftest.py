@@ -6,10 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 from click.testing import CliRunner, Result
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from headgate_sync.cli.main import headgate
 from headgate_sync.postgres.store import PgStore
@@ -27,13 +27,13 @@ Run = Callable[..., Result]
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nothing: what a test asks for is no news."""
 
 
-def serve(app: Any) -> tuple[WSGIServer, threading.Thread]:
+def serve(app: Any) -> tuple[BaseWSGIServer, threading.Thread]:
     """Serve a WSGI application on a free port, on a thread of its own."""
-    server = make_server("127.0.0.1", 0, app, handler_class=_Quiet)
+    server = make_server("127.0.0.1", 0, app, request_handler=_Quiet)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     return server, thread

@@ -1,0 +1,161 @@
+"""The command line as a process: terminals, pipes, signals, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headgate_sync.operations import BulkRequest
+from tests.builders import envelope
+from tests.cli.conftest import VARIABLES
+
+COMMAND = [sys.executable, "-m", "headgate_sync"]
+
+
+@pytest.fixture
+def environment(database_url):
+    """The environment of a shell in which the database is named."""
+    kept = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    return {**kept, "HEADGATE_DATABASE_URL": database_url, "TERM": "xterm"}
+
+
+def on_terminal(words, typed, environment):
+    """Run a command on a terminal of its own; its exit code and all it showed."""
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execve(COMMAND[0], [*COMMAND, *words], environment)
+    os.write(screen, typed)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(screen, 65_536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(screen)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def test_somebody_at_a_terminal_is_asked_and_sees_tables(pg, environment):
+    pg.enqueue([envelope("a")])
+    code, shown = on_terminal(["job", "delete", "a"], b"n\n", environment)
+    assert (code, "delete job a?" in shown) == (4, True)
+    assert pg.inspect.get_job("a") is not None
+    code, shown = on_terminal(["queue", "ls"], b"", environment)
+    assert (code, "unfinished" in shown) == (0, True)
+    code, shown = on_terminal(["job", "delete", "a"], b"y\n", environment)
+    assert (code, "deleted" in shown) == (0, True)
+    assert pg.inspect.get_job("a") is None
+
+
+def test_a_pipe_gets_json_and_errors_go_elsewhere(pg, environment):
+    done = subprocess.run(
+        [*COMMAND, "queue", "ls"], env=environment, capture_output=True, check=True
+    )
+    assert (json.loads(done.stdout), done.stderr) == ([], b"")
+    done = subprocess.run(
+        [*COMMAND, "job", "show", "x"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert done.stderr == b"headgate: job x does not exist\n"
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(pg, environment):
+    pg.enqueue([envelope(f"j{n}", partition_key="p" * 200) for n in range(200)])
+    with subprocess.Popen(
+        [*COMMAND, "job", "ls", "--limit", "200"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_terminal_of_another_encoding_still_gets_its_table(pg, environment):
+    pg.inspect.set_queue_weight("漢字", 2)
+    done = subprocess.run(
+        [*COMMAND, "-o", "table", "queue", "ls"],
+        env={**environment, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, rb"\u6f22\u5b57" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_following_of_an_operation_and_not_the_operation(
+    pg, environment, admin, number
+):
+    pg.enqueue([envelope("a")])
+    pg.inspect.create_operation(BulkRequest(id="op", action="delete", queue="q"))
+    with admin.transaction():
+        # Another session is busy with it: nothing can be carried on.
+        admin.execute("SELECT * FROM headgate.headgate_operation FOR UPDATE")
+        with subprocess.Popen(
+            [*COMMAND, "bulk", "show", "op"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr.readline() == "0 of 1 jobs\n"
+            process.send_signal(number)
+            rest = process.stderr.read()
+            code = process.wait(timeout=20)
+    assert code == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    assert "Traceback" not in rest
+    assert pg.inspect.get_operation("op").status == "pending"
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_a_missing_extra_is_named_in_one_line(missing, environment):
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None;"
+        "from headgate_sync.__main__ import main; sys.exit(main(['stats']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert missing in done.stderr
+    assert "headgate_sync[cli]" in done.stderr
+
+
+def test_help_loads_neither_the_driver_nor_the_server():
+    program = (
+        "import sys; from headgate_sync.cli.main import headgate;"
+        "headgate.main(['--help'], standalone_mode=False);"
+        "print({'psycopg', 'rich.table', 'headgate_sync.embedded'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("set()\n")
+
+
+def test_a_probe_needs_no_database_and_no_driver(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "worker", "check", str(tmp_path / "ready")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no worker is ready" in done.stderr

@@ -1,0 +1,210 @@
+"""Exit codes, guards, and servers that do not answer as they should."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from headgate_sync.cli.remote import MAX_ANSWER_BYTES
+from tests.builders import envelope
+from tests.cli.conftest import invoke, told
+
+GUARDED = [
+    ["job", "cancel", "a"],
+    ["job", "delete", "a"],
+    ["queue", "rm", "q", "--force"],
+    ["bulk", "cancel", "--queue", "q", "--apply"],
+    ["bulk", "delete", "--queue", "q", "--apply"],
+    ["rate", "rm", "r"],
+    ["limit", "rm", "l"],
+    ["cron", "rm", "s"],
+    ["worker", "signal", "w", "terminate"],
+    ["worker", "signal", "w", "restart"],
+]
+
+
+@pytest.mark.parametrize("words", GUARDED, ids=" ".join)
+def test_without_a_terminal_a_destructive_command_needs_yes(run, pg, words):
+    pg.enqueue([envelope("a")])
+    done = run(*words, code=4)
+    assert "confirm with --yes" in done.stderr
+    assert pg.inspect.get_job("a").state == "available"
+    assert pg.inspect.get_operation("any") is None
+
+
+@pytest.mark.parametrize("words", [["jobs"], ["history"]])
+def test_trimming_needs_yes_too(clean, words):
+    invoke("trim", *words, "--older-than", "1d", "--url", "postgresql://x", code=4)
+
+
+def test_removing_the_development_database_needs_yes(clean):
+    assert "--yes" in invoke("embedded", "rm", code=4).stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["job"],
+        ["nonsense"],
+        ["job", "ls", "--limit", "0"],
+        ["job", "ls", "--limit", "201"],
+        ["job", "reschedule", "a", "tomorrow"],
+        ["job", "reschedule", "a", "2030-01-01T00:00:00"],
+        ["job", "reschedule", "a", "99999999999999999999"],
+        ["job", "enqueue", "k", "--payload", "@/no/such/file"],
+        ["queue", "history", "q", "--since", "90"],
+        ["queue", "limit", "q", "few"],
+        ["rate", "set", "r", "--limit", "1"],
+        ["rate", "set", "r", "--limit", "1", "--window", "1s", "--also", "x"],
+        ["rate", "set", "r", "--limit", "1", "--window", "1s", "--also", "1/0s"],
+        ["rate", "pause", "r", "--reason", "why"],
+        ["limit", "set", "l", "--max", "1", "--scope", "galaxy"],
+        ["worker", "signal", "w", "dance"],
+        ["migrate", "down"],
+        ["stats", "--output", "xml"],
+        ["stats", "--api", "ftp://host"],
+        ["stats", "--api", "http://user:secret@host"],
+        ["stats", "--api", "http://[bad"],
+        ["stats", "--api", "http://127.0.0.1:1", "--token", "a\nb"],
+        ["stats", "--api", "http://127.0.0.1:1", "--url", "postgresql://x"],
+        ["stats"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_in_the_call_is_exit_code_2_and_says_no_secret(clean, words):
+    done = invoke(*words, code=2)
+    assert done.stderr
+    assert "secret" not in done.output
+
+
+def test_a_database_that_does_not_answer_is_exit_code_1(clean):
+    done = invoke("stats", "--url", "postgresql://127.0.0.1:1/none", code=1)
+    assert done.stderr.startswith("headgate: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_schema_without_tables_names_the_command_that_makes_them(clean, database_url):
+    done = invoke("stats", "--url", database_url, "--schema", "nowhere", code=2)
+    assert "headgate migrate up" in done.stderr
+
+
+def test_an_option_behind_the_command_wins_over_the_environment(
+    clean, monkeypatch, pg, database_url
+):
+    monkeypatch.setenv("HEADGATE_API", "http://127.0.0.1:1")
+    assert told(invoke("queue", "ls", "--url", database_url)) == []
+    invoke("queue", "ls", code=1)
+    monkeypatch.delenv("HEADGATE_API")
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", database_url)
+    assert told(invoke("queue", "ls")) == []
+    assert told(invoke("--schema", "headgate", "queue", "ls")) == []
+
+
+# Servers that are not what they should be.
+
+
+@contextmanager
+def answering(
+    status: int, body: bytes, **headers: str
+) -> Iterator[tuple[str, list[str]]]:
+    """A server with one answer to everything; its address and what it was told."""
+    heard: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            heard.append(f"{self.command} {self.path}\n{self.headers}")
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = do_DELETE = _answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", heard
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "says"),
+    [
+        (403, b'{"error": "read-only mode"}', 4, "403: read-only mode"),
+        (404, b'{"error": "no such job"}', 3, "404: no such job"),
+        (401, b'{"error": "authentication required"}', 1, "authentication required"),
+        (409, b'{"error": "dup", "existing_id": "x"}', 1, "409: dup, existing_id=x"),
+        (500, b"<html>\x1b[31m", 1, "500: Internal Server Error"),
+        (503, b'{"error": "a\\u001b[31mb"}', 1, r"a\x1b[31mb"),
+        (302, b"", 1, "302"),
+        (200, b"<html>", 1, "is --api the control API?"),
+        (200, b"[]", 1, "is --api the control API?"),
+        (200, b"", 1, "is --api the control API?"),
+        (200, b'"' + b"x" * MAX_ANSWER_BYTES + b'"', 1, "more than"),
+    ],
+)
+def test_every_answer_ends_in_one_line_and_its_exit_code(
+    clean, status, body, code, says
+):
+    with answering(status, body) as (url, _):
+        done = invoke("job", "explain", "a", "--api", url, code=code)
+    assert says in done.stderr
+    assert done.stderr.rstrip("\n").isprintable()
+
+
+def test_a_token_does_not_follow_a_redirect(clean):
+    with (
+        answering(200, b"[]") as (other, heard),
+        answering(307, b"", Location=f"{other}/api/v1/rate-classes") as (url, first),
+    ):
+        done = invoke("rate", "ls", "--api", url, "--token", "t0p", code=1)
+    assert "307" in done.stderr
+    assert heard == []
+    assert "Bearer t0p" in first[0]
+
+
+def test_looking_sends_no_key_and_changing_one_that_is_new_each_time(
+    clean, monkeypatch
+):
+    monkeypatch.setenv("HEADGATE_TOKEN", "from-the-environment")
+    with answering(204, b"") as (url, heard):
+        monkeypatch.setenv("HEADGATE_API", f"{url}/ops/")
+        invoke("queue", "pause", "a/b")
+        invoke("queue", "pause", "a/b")
+    keys = [one.split("Idempotency-Key: ")[1].split("\n")[0] for one in heard]
+    assert len(set(keys)) == 2
+    assert heard[0].startswith("POST /ops/api/v1/queues/a%2Fb/pause ".rstrip())
+    assert "Bearer from-the-environment" in heard[0]
+    with answering(200, b"[]") as (url, heard):
+        invoke("rate", "ls", "--api", url)
+    assert "Idempotency-Key" not in heard[0]
+
+
+def test_a_server_that_hangs_up_is_exit_code_1(clean):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        done = invoke("rate", "ls", "--api", f"http://127.0.0.1:{port}", code=1)
+        thread.join()
+    assert "no answer" in done.stderr
