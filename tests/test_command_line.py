@@ -34,16 +34,16 @@ def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code", "says"),
     [
-        (["migrate", "up"], "HEADGATE_DATABASE_URL"),
-        (["migrate", "up", "--url", "postgresql://127.0.0.1:1/none"], "127.0.0.1"),
-        (["demo", "--files", "/no/such/folder"], "/no/such/folder"),
+        (["migrate", "up"], 2, "HEADGATE_DATABASE_URL"),
+        (["migrate", "up", "--url", "postgresql://127.0.0.1:1/none"], 1, "127.0.0.1"),
+        (["demo", "--files", "/no/such/folder"], 2, "/no/such/folder"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, says):
+def test_a_fault_is_one_line_and_an_exit_code(arguments, code, says):
     done = headgate(*arguments)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
 
@@ -141,12 +141,16 @@ def test_the_development_database_is_migrated_where_the_environment_asks_for_it(
         assert (done.returncode, done.stderr) == (0, "")
         assert "schema headgate is current" in done.stdout
         assert "applied=no" not in headgate("migrate", "status", **chosen).stdout
-        assert headgate("embedded", "remove", **chosen).returncode == 0
+        listed = headgate("embedded", "status", **chosen).stdout
+        assert listed.startswith(str(folder / "data"))
+        assert headgate("embedded", "rm", "--yes", **chosen).returncode == 0
 
 
 def test_removing_an_embedded_database_that_is_not_there_is_no_error():
     with reachable_directory() as folder:
-        done = headgate("embedded", "remove", HEADGATE_EMBEDDED_DIR=str(folder / "x"))
+        done = headgate(
+            "embedded", "rm", "--yes", HEADGATE_EMBEDDED_DIR=str(folder / "x")
+        )
     assert (done.returncode, done.stdout) == (0, "there is no embedded database\n")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import headgate_sync
 from headgate_sync.postgres.migrate import migrate_up
-from tests import lifecycle_page
+from tests import cli_page, lifecycle_page
 from tests.servers import new_database
 
 ROOT = Path(__file__).parents[1]
@@ -138,6 +138,12 @@ def test_links_lead_somewhere(page):
 def test_the_lifecycle_page_is_fresh():
     assert lifecycle_page.PAGE.read_text() == lifecycle_page.render(), (
         "stale: run python -m tests.lifecycle_page"
+    )
+
+
+def test_the_page_of_the_command_line_is_fresh():
+    assert cli_page.PAGE.read_text() == cli_page.render(), (
+        "stale: run python -m tests.cli_page"
     )
 
 

@@ -19,6 +19,7 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
+from headgate_sync.cli.text import visible
 from headgate_sync.cli.values import DURATION
 
 _POLL_S = 0.5
@@ -50,7 +51,8 @@ def follow(
         if operation["status"] in _OPEN:
             if operation["affected"] != told:
                 told = operation["affected"]
-                click.echo(f"{told} of {operation['total_estimated']} jobs", err=True)
+                most = operation["total_estimated"]
+                click.echo(visible(f"{told} of {most} jobs"), err=True)
             if not touched:
                 time.sleep(_POLL_S)  # another process has it, and tells nobody
     output.record(session, operation)
@@ -103,7 +105,7 @@ def _verb(action: str, does: str, *, destroys: bool) -> None:
         click.option("--apply", is_flag=True, help="Do it; else only estimate."),
         wait_option,
         yes_option,
-    ):
+    )[::-1]:
         command = option(command)
     bulk.command(action, help=does)(command)
 

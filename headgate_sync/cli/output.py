@@ -47,7 +47,7 @@ def page(session: Session, found: Json, name: str, columns: Columns) -> None:
         return
     items(session, found[name], columns)
     if found["next_cursor"] is not None:
-        click.echo(f"more: --cursor {visible(found['next_cursor'])}", err=True)
+        click.echo(f"more: --cursor {visible(str(found['next_cursor']))}", err=True)
 
 
 def record(session: Session, found: Json, fields: Columns | None = None) -> None:

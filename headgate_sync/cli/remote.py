@@ -124,6 +124,9 @@ class HttpControl:
         cursor: str | None,
         limit: int,
     ) -> Json:
+        for tag in (*fields.get("tags_all", ()), *fields.get("tags_any", ())):
+            if "," in tag:
+                raise ConfigurationError("the API cannot be asked for a tag with comma")
         asked = {
             name: ",".join(value) if isinstance(value, list | tuple) else value
             for name, value in fields.items()
@@ -134,7 +137,10 @@ class HttpControl:
 
     def job(self, job_id: str, *, payload: bool) -> Json:
         query = {"include_payload": "true"} if payload else {}
-        return _object(self._get(f"jobs/{_in(job_id)}", query))
+        found = _object(self._get(f"jobs/{_in(job_id)}", query))
+        if found.get("id") != job_id:  # an id such as `counts` names another route
+            raise HttpFailed("the answer is not that job")
+        return found
 
     def part(self, job_id: str, what: str) -> Json | None:
         try:
