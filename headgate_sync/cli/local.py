@@ -29,6 +29,7 @@ def demo(ctx: click.Context, files: Path | None) -> None:
     import os
 
     from headgate_sync.demo.run import run_demo
+    from headgate_sync.postgres.database import read_address
 
     if files is not None and not files.is_dir():
         raise ConfigurationError(f"--files: {files} is no directory")
@@ -40,6 +41,7 @@ def demo(ctx: click.Context, files: Path | None) -> None:
         ctx.call_on_close(server.close)
         click.echo(f"embedded PostgreSQL in {server.data_dir}", err=True)
         url = server.url
+    read_address(url)
     report = run_demo(url, files)
     click.echo("\n".join(report.lines()))
     if not report.ok:

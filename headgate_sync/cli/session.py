@@ -92,6 +92,9 @@ class Session:
         schema = self.schema or settings.schema
         url = normal_url(self.database_url) or settings.url
         if url is not None:
+            from headgate_sync.postgres.database import read_address
+
+            read_address(url)
             return url, schema
         if not settings.embedded:
             raise ConfigurationError(

@@ -14,11 +14,13 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from headgate_sync.errors import (
     BackendError,
+    ConfigurationError,
     StoreConflict,
     StoreError,
     StoreUnavailable,
@@ -99,6 +101,22 @@ def translate(error: BaseException) -> StoreError:
     if sqlstate in _OUTAGES or sqlstate.startswith(_OUTAGE_CLASSES):
         return StoreUnavailable(text)
     return BackendError(text, sqlstate=sqlstate)
+
+
+def read_address(conninfo: str) -> Mapping[str, Any]:
+    """The parts of a URL or of a list of keywords.
+
+    Raises:
+        ConfigurationError: neither; the text does not quote it, for it may hold a
+            password.
+    """
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
+        raise ConfigurationError(
+            "the database address cannot be read: expected postgresql://user@host/name "
+            "or keywords such as host=... dbname=..."
+        ) from None
 
 
 class Pool(Protocol):

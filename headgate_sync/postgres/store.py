@@ -7,13 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int4, Int8
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.envelope import Envelope
-from headgate_sync.errors import ConfigurationError, StoreError
+from headgate_sync.errors import StoreError
 from headgate_sync.inspection import CRASH_LIMIT_REASON, LEASE_LOST_ERROR
 from headgate_sync.lease import (
     Ack,
@@ -28,7 +26,12 @@ from headgate_sync.lifecycle import Outcome
 from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS, UPKEEP_INTERVAL_MS
 from headgate_sync.postgres.acks import Acker, RetryOptions, random_jitter
 from headgate_sync.postgres.capabilities import PgOutputs, PgProgress, PgResults
-from headgate_sync.postgres.database import DEFAULT_SCHEMA, Database, Pool
+from headgate_sync.postgres.database import (
+    DEFAULT_SCHEMA,
+    Database,
+    Pool,
+    read_address,
+)
 from headgate_sync.postgres.enqueue import Intake
 from headgate_sync.postgres.heartbeat import Heartbeat
 from headgate_sync.postgres.inspection import PgInspect
@@ -166,12 +169,7 @@ class PgStore:
         Raises:
             ConfigurationError: the text is no address of a PostgreSQL database.
         """
-        try:
-            given = conninfo_to_dict(conninfo)
-        except psycopg.ProgrammingError as error:
-            raise ConfigurationError(
-                f"the database address cannot be read: {error}".strip()
-            ) from error
+        given = read_address(conninfo)
         # Arguments would win over the address.
         limits = {name: n for name, n in _CONNECTION.items() if name not in given}
         kwargs: dict[str, Any] = {**limits, "autocommit": True}

@@ -73,6 +73,9 @@ def test_removing_the_development_database_needs_yes(clean):
         ["stats", "--api", "http://127.0.0.1:1", "--token", "a\nb"],
         ["stats", "--api", "http://127.0.0.1:1", "--url", "postgresql://x"],
         ["stats"],
+        ["stats", "--url", "postgres//user:secret@host/db"],
+        ["migrate", "status", "--url", "postgresql://user:secret@[host/db"],
+        ["demo", "--url", "postgresql://host/db"],
     ],
     ids=" ".join,
 )
@@ -80,6 +83,11 @@ def test_a_mistake_in_the_call_is_exit_code_2_and_says_no_secret(clean, words):
     done = invoke(*words, code=2)
     assert done.stderr
     assert "secret" not in done.output
+
+
+def test_the_demo_does_not_quote_an_address_that_is_none(clean, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres//user:secret@host/db")
+    assert "secret" not in invoke("demo", code=2).output
 
 
 def test_a_database_that_does_not_answer_is_exit_code_1(clean):
