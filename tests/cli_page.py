@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 INTRODUCTION = """\
 # Command line
 
-`headgate`, or `python -m headgate_sync`, comes with the extra `cli`. Workers have a
+`headgate`, or `python -m headgate_sync`, comes with the extra `cli`, and with `dash` for the dashboard. Workers have a
 command of their own, [`python -m headgate_sync.worker`](worker.md), which needs no
 extra.
 

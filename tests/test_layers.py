@@ -89,7 +89,7 @@ LAYERS = {
 }
 DRIVER = {"psycopg", "psycopg_pool"}
 OWN = {
-    "cli": {"click"},
+    "cli": {"click", "textual"},
     "postgres": DRIVER,
     "cron": {"cronsim"},
     "metrics": {"prometheus_client"},

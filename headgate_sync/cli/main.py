@@ -18,6 +18,7 @@ COMMANDS = {
     "bulk": "bulk",
     "cluster": "workers",
     "cron": "schedules",
+    "dash": "dash",
     "demo": "local",
     "embedded": "local",
     "indexes": "upkeep",

@@ -1,50 +1,156 @@
-"""`headgate migrate`: create, update or drop the schema."""
+"""`headgate migrate`: create, update, check or drop the tables of a schema."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from typing import Any
+
 import click
 
-from headgate_sync.cli.session import Group, Session, pass_session, yes_option
-from headgate_sync.cli.text import visible
+from headgate_sync.cli.session import Group, Session, pass_session
+from headgate_sync.settings import Settings
 
 
 @click.group(cls=Group)
 def migrate() -> None:
-    """Create, update or drop the tables of a schema."""
+    """Create, update, check or drop the tables of a schema."""
+
+
+def _steps(command: Any) -> Any:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+        click.option("--max-steps", type=int, metavar="N"),
+        click.option("--target-version", type=int, metavar="N"),
+    ):
+        command = option(command)
+    return command
+
+
+def _confirmed(command: Any) -> Any:
+    return click.option("--yes", "--confirm", is_flag=True, help="Really do it.")(command)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _schema(session: Session) -> str:
+    return session.schema or Settings.read(os.environ.get).schema
 
 
 @migrate.command()
+@_steps
 @pass_session
-def up(session: Session) -> None:
-    """Bring the schema to the version of this release."""
-    from headgate_sync.postgres.migrate import migrate_up
+def up(
+    session: Session, target_version: int | None, max_steps: int | None, dry_run: bool
+) -> None:
+    """Bring the schema to the version of this release, or to another."""
+    from headgate_sync import schema_commands
 
     url, schema = session.database(migrated=False)
-    for version in migrate_up(url, schema=schema):
-        click.echo(f"applied {version}")
-    click.echo(f"schema {visible(schema)} is current")
+    _print(
+        schema_commands.up(
+            url, schema, target=target_version, max_steps=max_steps, dry_run=dry_run
+        )
+    )
+
+
+@migrate.command()
+@_steps
+@_confirmed
+@pass_session
+def down(
+    session: Session,
+    target_version: int | None,
+    max_steps: int | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Take versions back, all of them unless told; jobs are dropped."""
+    from headgate_sync import schema_commands
+
+    if not yes and not dry_run:
+        raise click.UsageError("migrate down drops jobs; confirm with --yes")
+    url, schema = session.database(migrated=False)
+    _print(
+        schema_commands.down(
+            url,
+            schema,
+            target=target_version or 0,
+            max_steps=max_steps,
+            dry_run=dry_run,
+        )
+    )
 
 
 @migrate.command()
 @pass_session
-def status(session: Session) -> None:
+def validate(session: Session) -> None:
+    """Check the ledger, and that the tables are those of their version."""
+    from headgate_sync import schema_commands
+
+    _print(schema_commands.validate(*session.database(migrated=False)))
+
+
+@migrate.command()
+@pass_session
+def version(session: Session) -> None:
+    """Show at which version the schema is."""
+    from headgate_sync import schema_commands
+
+    _print(schema_commands.version(*session.database(migrated=False)))
+
+
+@pass_session
+def _listing(session: Session) -> None:
     """Show every version of this release, and when it was applied."""
-    from headgate_sync.postgres import migrate as versions
+    from headgate_sync import schema_commands
 
-    url, schema = session.database(migrated=False)
-    for line in versions.status(url, schema=schema):
-        click.echo(str(line))
+    _print(schema_commands.listing(*session.database(migrated=False)))
+
+
+migrate.command("list")(_listing)
+migrate.command("status")(_listing)
 
 
 @migrate.command()
-@yes_option
+@click.option("--version", "number", type=int, metavar="N", required=True)
+@click.option("--down/--up", help="The way back, or the way there.")
 @pass_session
-def down(session: Session, yes: bool) -> None:
-    """Drop the tables, with every job."""
-    from headgate_sync.postgres.migrate import migrate_down
+def get(session: Session, number: int, down: bool) -> None:
+    """Print the SQL of a version; needs no database."""
+    from headgate_sync import schema_commands
+
+    direction = "down" if down else "up"
+    _print(schema_commands.get(_schema(session), number, direction))
+
+
+@migrate.command()
+@click.option("--version", "number", type=int, metavar="N", required=True)
+@_confirmed
+@pass_session
+def adopt(session: Session, number: int, yes: bool) -> None:
+    """Write the ledger of tables that are there without one."""
+    from headgate_sync import schema_commands
 
     if not yes:
-        raise click.UsageError("migrate down drops every job; confirm with --yes")
+        raise click.UsageError("migrate adopt writes the ledger; confirm with --yes")
     url, schema = session.database(migrated=False)
-    migrate_down(url, schema=schema)
-    click.echo(f"schema {visible(schema)} holds no tables of headgate any more")
+    _print(schema_commands.adopt(url, schema, version=number))
+
+
+@migrate.command()
+@click.option("--role", required=True, help="A role of the server.")
+@click.option("--as", "as_role", required=True, help="What it shall act as.")
+@click.option("--apply", is_flag=True, help="Run the statements too.")
+@pass_session
+def grants(session: Session, role: str, as_role: str, apply: bool) -> None:
+    """Print what lets a role act as producer, worker, operator or reader."""
+    from headgate_sync import schema_commands
+
+    url, schema = None, _schema(session)
+    if apply:
+        url, schema = session.database(migrated=False)
+    _print(schema_commands.grants(url, schema, role=role, as_role=as_role))

@@ -36,7 +36,7 @@ def items(session: Session, found: Iterable[Json], columns: Columns) -> None:
     else:
         table(
             list(columns),
-            [[_made(item, c) for c in columns.values()] for item in found],
+            [[made(item, c) for c in columns.values()] for item in found],
         )
 
 
@@ -63,10 +63,13 @@ def record(session: Session, found: Json, fields: Columns | None = None) -> None
         _dump(found, indent=2 if form == "json" else None)
         return
     shown = fields or {name: name for name in found}
-    table([], [[visible(title), _made(found, made)] for title, made in shown.items()])
+    table(
+        [], [[visible(title), made(found, column)] for title, column in shown.items()]
+    )
 
 
-def _made(item: Json, column: str | Callable[[Json], Any]) -> str:
+def made(item: Json, column: str | Callable[[Json], Any]) -> str:
+    """The text of one cell, made visible."""
     return cell(item.get(column) if isinstance(column, str) else column(item))
 
 

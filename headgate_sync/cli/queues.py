@@ -19,7 +19,7 @@ from headgate_sync.cli.session import (
 from headgate_sync.cli.text import instant, span
 from headgate_sync.cli.values import DURATION
 
-_BACKLOG: output.Columns = {
+BACKLOG: output.Columns = {
     "queue": "queue",
     "unfinished": "unfinished_jobs",
     "oldest": lambda q: span(q["oldest_available_ms"]),
@@ -28,7 +28,7 @@ _BACKLOG: output.Columns = {
     "time to drain": lambda q: span(q["time_to_drain_ms"]),
     "paused": "paused",
 }
-_QUEUES: output.Columns = _BACKLOG | {
+_QUEUES: output.Columns = BACKLOG | {
     "weight": "weight",
     "limit": "max_unfinished_jobs",
     "bytes": "memory_bytes",
@@ -64,7 +64,7 @@ def stats(session: Session) -> None:
     control = session.connect()
     cover = {q["queue"]: q["live_workers"] for q in control.cluster()["queues"]}
     found = [q | {"live_workers": cover.get(q["queue"], 0)} for q in control.queues()]
-    output.items(session, found, _BACKLOG | {"workers": "live_workers"})
+    output.items(session, found, BACKLOG | {"workers": "live_workers"})
 
 
 @click.group(cls=Group)

@@ -22,6 +22,17 @@ from headgate_sync.workers import COMMANDS
 
 _NONE = "none"
 _ENDS = ("restart", "terminate")
+WORKERS: output.Columns = {
+    "worker": "worker_id",
+    "host": "host",
+    "pid": "pid",
+    "queues": "queues",
+    "busy": lambda w: f"{w['inflight']}/{w['concurrency']}",
+    "status": "status",
+    "duties": "duties_active",
+    "heard of": lambda w: instant(w["heartbeat_at_ms"]),
+    "asked to": "pending_command",
+}
 
 
 @click.group(cls=Group)
@@ -33,18 +44,7 @@ def worker() -> None:
 @pass_session
 def ls(session: Session) -> None:
     """List workers that were heard of within the last 15 minutes."""
-    columns: output.Columns = {
-        "worker": "worker_id",
-        "host": "host",
-        "pid": "pid",
-        "queues": "queues",
-        "busy": lambda w: f"{w['inflight']}/{w['concurrency']}",
-        "status": "status",
-        "duties": "duties_active",
-        "heard of": lambda w: instant(w["heartbeat_at_ms"]),
-        "asked to": "pending_command",
-    }
-    output.items(session, session.connect().workers(), columns)
+    output.items(session, session.connect().workers(), WORKERS)
 
 
 @worker.command()

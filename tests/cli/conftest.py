@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,3 +92,10 @@ def invoke(*words: str, code: int = 0, stdin: str | None = None) -> Result:
 def told(done: Result) -> Any:
     """The JSON that a command printed."""
     return json.loads(done.stdout)
+
+
+@pytest.fixture
+def environment(database_url):
+    """The environment of a shell in which the database is named."""
+    kept = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    return {**kept, "HEADGATE_DATABASE_URL": database_url, "TERM": "xterm"}

@@ -13,23 +13,15 @@ import pytest
 
 from headgate_sync.operations import BulkRequest
 from tests.builders import envelope
-from tests.cli.conftest import VARIABLES
 
 COMMAND = [sys.executable, "-m", "headgate_sync"]
 
 
-@pytest.fixture
-def environment(database_url):
-    """The environment of a shell in which the database is named."""
-    kept = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-    return {**kept, "HEADGATE_DATABASE_URL": database_url, "TERM": "xterm"}
-
-
-def on_terminal(words, typed, environment):
+def on_terminal(words, typed, environment, program=("-m", "headgate_sync")):
     """Run a command on a terminal of its own; its exit code and all it showed."""
     pid, screen = pty.fork()
     if pid == 0:
-        os.execve(COMMAND[0], [*COMMAND, *words], environment)
+        os.execve(sys.executable, [sys.executable, *program, *words], environment)
     os.write(screen, typed)
     shown = b""
     while True:
