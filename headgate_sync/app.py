@@ -420,6 +420,11 @@ class Headgate:
         if config.get("event_bus") is not None:
             self._runtime.use_bus(config["event_bus"])
 
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        """What `configure_worker` was given so far."""
+        return dict(self._worker_config)
+
     def worker(
         self,
         *,

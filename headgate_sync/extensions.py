@@ -31,6 +31,13 @@ class Extensions:
         with self._lock:
             self._values[kind] = value
 
+    def copy(self) -> Extensions:
+        """The same values in a map of its own."""
+        made = Extensions()
+        with self._lock:
+            made._values.update(self._values)
+        return made
+
     def get(self, kind: type[T]) -> T | None:
         """The value under this exact type, or None."""
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.errors import InvalidRequest
@@ -26,7 +27,7 @@ class FakeClock:
 
     def __init__(self, start_ms: int = DEFAULT_START_MS) -> None:
         self._now_ms = check_int("start_ms", start_ms, 0, MAX_INT64)
-        self._driven: list[Any] = []
+        self._driven: WeakSet[Any] = WeakSet()
         self._watching: list[Callable[[], object]] = []
 
     @property
@@ -52,8 +53,7 @@ class FakeClock:
                 "MemStore or of a store of PostgresTestDatabase can"
             )
         store.freeze_clock_at(self._now_ms)
-        if not any(store is driven for driven in self._driven):
-            self._driven.append(store)
+        self._driven.add(store)
 
     def advance(self, by_ms: int) -> None:
         """Step the time of everything that it drives.
@@ -63,7 +63,7 @@ class FakeClock:
         """
         check_int("by_ms", by_ms, 0, MAX_INT64 - self._now_ms)
         self._now_ms += by_ms
-        for store in self._driven:
+        for store in list(self._driven):
             store.freeze_clock_at(self._now_ms)
         for look in list(self._watching):
             look()

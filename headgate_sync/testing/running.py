@@ -143,7 +143,9 @@ def drained(
 class _Runner(Runner):
     """Notes what failed attempts, and lets out what is meant for the test."""
 
-    failures: list[BaseException]
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.failures: list[BaseException] = []
 
     def judge_raised(
         self, binding: Binding, attempt: LiveAttempt, error: BaseException
@@ -242,7 +244,6 @@ class Desk:
             now_s=now_s,
             ended=report.ended,
         )
-        self._runner.failures = []
         self._admission = Admission(
             store,
             config,

@@ -46,9 +46,11 @@ def run_handler(
         job: `task.job(...)`, an instance of a payload class, or an `Envelope`.
         attempt: failures before this attempt.
         checkpoint: where an earlier attempt stopped; see `resume_after`.
-        data: what handlers get by type, as `WorkerConfig.extensions`.
+        data: what handlers get by type, beside the settings' `extensions`; an
+            `Extensions` stands in the place of those.
         clock: the time of the attempt; a handler that steps it meets its timeout.
-        config: settings of the worker that is played, but for its queues.
+        config: settings of the worker that is played, but for its queues; None is what
+            a facade's `configure_worker` says.
         reraise: raise the exception that failed the attempt.
 
     Raises:
@@ -66,12 +68,14 @@ def run_handler(
     inner = Client(store, registry=known)
     envelope = _ready(inner.envelope(job))
     check_int("attempt", attempt, 0, envelope.max_attempts - 1)
+    if config is None:
+        config = WorkerConfig(**({} if facade is None else facade.worker_settings))
     settings = evolve(
-        config or WorkerConfig(),
+        config,
         queues=(envelope.queue,),
-        worker_id=envelope.sticky_worker or (config.worker_id if config else None),
+        worker_id=envelope.sticky_worker or config.worker_id,
+        extensions=_with_data(config.extensions, data),
     )
-    settings = _with_data(settings, data)
     binding = known.resolve(envelope.kind)
     if checkpoint is not None:
         plan = NO_PLAN if binding is None else binding.steps
@@ -159,15 +163,10 @@ def _ready(envelope: Envelope) -> Envelope:
     )
 
 
-def _with_data(
-    config: WorkerConfig, data: Iterable[object] | Extensions
-) -> WorkerConfig:
+def _with_data(own: Extensions, data: Iterable[object] | Extensions) -> Extensions:
     if isinstance(data, Extensions):
-        return evolve(config, extensions=data)
-    values = tuple(data)
-    if not values:
-        return config
-    extensions = Extensions()
-    for value in values:
-        extensions.set(value)
-    return evolve(config, extensions=extensions)
+        return data
+    joined = own.copy()
+    for value in data:
+        joined.set(value)
+    return joined

@@ -430,6 +430,17 @@ def test_an_inline_client_works_without_a_facade(store):
     assert counts(store) == {"retryable": 2, "available": 1}
 
 
+def test_an_inline_job_is_over_for_those_who_wait(store):
+    hg = facade(store)
+
+    @hg.task("act", retention="1h")
+    def act(n: int) -> int:
+        return n + 1
+
+    with enqueue_inline(hg):
+        assert act.enqueue_and_wait(1, timeout="1ms").value == 2
+
+
 def test_inline_works_inside_of_an_override_with_immediate_transactions(store):
     hg, seen = Headgate(), []
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from headgate_sync import (
+    BatchJob,
     Data,
     Headgate,
     InvalidRequest,
@@ -17,6 +18,7 @@ from headgate_sync import (
     Snooze,
     State,
     TaskOptions,
+    WorkerConfig,
 )
 from headgate_sync.extensions import Extensions
 from headgate_sync.lease import Checkpoint
@@ -150,6 +152,37 @@ def test_a_payload_class_and_its_data():
     shared = Extensions()
     shared.set(Sums(10))
     assert run_handler(registry, Add(2), data=shared).result == 12
+
+
+def test_the_settings_of_a_facade_hold():
+    hg, shared = Headgate(), Extensions()
+    shared.set("shared")
+    hg.configure_worker(extensions=shared, retry=lambda info: "3h")
+
+    @hg.task("act")
+    def act(text: Annotated[str, Data], number: Annotated[int, Data]) -> str:
+        return f"{text} {number}"
+
+    assert run_handler(hg, act.job(), data=[7]).result == "shared 7"
+    assert run_handler(hg, act.job(), data=["own", 7]).result == "own 7"
+    assert shared.get(str) == "shared"
+    assert shared.get(int) is None
+    assert run_handler(hg, act.job(), config=WorkerConfig()).outcome == "retry"
+
+
+def test_a_batch_handler_gets_a_batch_of_one():
+    registry = Registry()
+
+    @registry.task("mail")
+    @attrs.frozen
+    class Mail:
+        to: str
+
+    @registry.batch_handler(Mail, max_size=10, max_delay="1h")
+    def deliver(jobs: list[BatchJob[Mail]]) -> list[str]:
+        return [f"{job.args.to} {job.ctx.attempt}" for job in jobs]
+
+    assert run_handler(registry, Mail("ann"), attempt=3).result == "ann 3"
 
 
 def test_a_facade_gets_what_the_handler_enqueues(store: Store):
