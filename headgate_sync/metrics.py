@@ -22,7 +22,7 @@ from headgate_sync.backlog import MAX_QUEUES, QueueStats
 from headgate_sync.durations import duration_ms
 from headgate_sync.errors import ConfigurationError, HeadgateError, Unsupported
 from headgate_sync.inspection import Inspect
-from headgate_sync.labels import DEFAULT_LABEL_SETS, LabelSets, clean
+from headgate_sync.labels import DEFAULT_LABEL_SETS, OTHER, LabelSets, clean
 from headgate_sync.telemetry import (
     AckFailed,
     Admitted,
@@ -90,13 +90,20 @@ class _Bounded:
         self.metric = metric
         self._free = free
         self._sets = LabelSets(f"headgate_{name}", limit)
+        self._children: dict[tuple[str, ...], Any] = {}  # bounded as the sets are
 
     def at(self, *values: str) -> Any:
         """The child for these label values."""
         if not values:
             return self.metric
-        free = self._free
-        return self.metric.labels(*self._sets.of(*values[:free]), *values[free:])
+        child = self._children.get(values)
+        if child is None:
+            names, words = values[: self._free], values[self._free :]
+            used = self._sets.of(*names)
+            child = self.metric.labels(*used, *words)
+            if OTHER not in used:
+                self._children[values] = child
+        return child
 
 
 class PrometheusMetrics(Collector):

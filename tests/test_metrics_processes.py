@@ -89,6 +89,11 @@ def test_two_workers_are_one_scrape_and_a_killed_one_leaves_it(
                 [envelope(f"j{n}", kind="k", payload=b"{}") for n in range(JOBS)]
             )
             with workers(tmp_path, url) as (first, second):
+                # The client's own reader fails on a file that was only just made.
+                wait_for(
+                    lambda: [f.stat().st_size > 0 for f in files(folder)] == [True] * 6,
+                    "counters, gauges and histograms of both",
+                )
                 wait_for(
                     lambda: (
                         at(samples(scraped), "jobs_completed_total", kind="k") == JOBS
@@ -109,6 +114,11 @@ def test_two_workers_are_one_scrape_and_a_killed_one_leaves_it(
             store.close()
     assert gauges(scraped) == set()
     assert at(found, "jobs_completed_total", kind="k") == JOBS
+
+
+def files(folder: Path) -> list[Path]:
+    """What the processes share their metrics by."""
+    return list(folder.glob("*.db"))
 
 
 def gauges(registry: CollectorRegistry) -> set[str]:
