@@ -28,7 +28,9 @@ def _steps(command: Any) -> Any:
 
 
 def _confirmed(command: Any) -> Any:
-    return click.option("--yes", "--confirm", is_flag=True, help="Really do it.")(command)
+    return click.option("--yes", "--confirm", is_flag=True, help="Really do it.")(
+        command
+    )
 
 
 def _print(lines: Iterable[str]) -> None:
