@@ -23,6 +23,7 @@ from headgate_sync.errors import (
     LeaseRejected,
     StoreConflict,
 )
+from headgate_sync.idempotency import Idempotency
 from headgate_sync.inspection import Inspect
 from headgate_sync.lease import (
     Ack,
@@ -415,6 +416,11 @@ class Store(Protocol):
         ...
 
     @property
+    def idempotency(self) -> Idempotency | None:
+        """Answers kept under the caller's keys, or None."""
+        ...
+
+    @property
     def maintenance(self) -> Maintenance | None:
         """Upkeep of the store's own bookkeeping, or None."""
         ...
@@ -427,6 +433,7 @@ CAPABILITIES: Mapping[str, type] = {
     "transactional": Transactional,
     "inspect": Inspect,
     "notifying": Notifying,
+    "idempotency": Idempotency,
     "maintenance": Maintenance,
 }
 

@@ -39,6 +39,7 @@ LAYERS = {
     "policy": RULES,
     "retry": RULES,
     "validation": RULES,
+    "idempotency": PORTS,
     "inspection": PORTS,
     "policies": PORTS,
     "schedules": PORTS,

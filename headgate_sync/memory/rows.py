@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from attrs import evolve, fields
+from attrs import astuple, evolve, fields
 
 from headgate_sync.envelope import Envelope, field_names, unique_key_of
 from headgate_sync.inspection import AttemptEntry, JobSummary, QuarantineEntry
@@ -167,5 +167,6 @@ def snapshot_of(rows: Rows) -> dict[str, Any]:
         "partitions": {k: v for k, v in shares.items() if v != (0, 0, 0, None)},
         "schedules": dict(rows.schedules),
         "schedule_events": {k: list(v) for k, v in rows.schedule_events.items()},
+        "idempotency": {name: astuple(row) for name, row in rows.idempotency.items()},
         "class_inflight": {k: v for k, v in rows.class_inflight.items() if v},
     }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import Attribute, Factory, define, field, frozen
 
+from headgate_sync.idempotency import StoredAnswer
 from headgate_sync.inspection import AttemptEntry
 from headgate_sync.lease import (
     MAX_HISTORY,
@@ -274,6 +275,17 @@ _COUNTED = _REJECTING | {
 
 
 @define(eq=False)
+class KeyRow:
+    """An idempotency key; without an answer its request is running."""
+
+    request_sha256: str
+    created_at_ms: int
+    claimed_at_ms: int
+    expires_at_ms: int
+    answer: StoredAnswer | None = None
+
+
+@define(eq=False)
 class Rows:
     """Everything a MemStore holds.
 
@@ -295,6 +307,7 @@ class Rows:
         class_inflight: running jobs by rate class.
         schedules: by id.
         schedule_events: by schedule id, oldest first.
+        idempotency: by route and key, in the order of their claims.
         lane_filled: called when a lane got its first ready job.
     """
 
@@ -318,6 +331,7 @@ class Rows:
     schedules: dict[str, Schedule] = Factory(dict)
     schedule_events: dict[str, list[ScheduleEvent]] = Factory(dict)
     newest_event_id: int = 0
+    idempotency: dict[tuple[str, str], KeyRow] = Factory(dict)
     lane_filled: Callable[[Lane], None] = lambda lane: None
     _next_seq: int = 1
 

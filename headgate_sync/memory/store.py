@@ -22,6 +22,7 @@ from headgate_sync.lease import (
 )
 from headgate_sync.lifecycle import Event, Outcome, State
 from headgate_sync.memory.admission import Gate
+from headgate_sync.memory.idempotency import MemIdempotency
 from headgate_sync.memory.inspection import MemInspect
 from headgate_sync.memory.intake import Intake
 from headgate_sync.memory.rows import envelope_of, rendered, snapshot_of
@@ -92,6 +93,7 @@ class MemStore:
         self._outputs = MemOutputs(rows)
         self._progress = MemProgress(rows)
         self._inspect = MemInspect(rows, gate, self._intake)
+        self._idempotency = MemIdempotency(rows)
 
     # The port.
 
@@ -275,6 +277,11 @@ class MemStore:
     def notifying(self) -> None:
         """Absent: workers poll."""
         return
+
+    @property
+    def idempotency(self) -> MemIdempotency:
+        """Answers kept under the caller's keys."""
+        return self._idempotency
 
     @property
     def maintenance(self) -> None:

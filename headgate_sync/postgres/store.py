@@ -34,6 +34,7 @@ from headgate_sync.postgres.database import (
 )
 from headgate_sync.postgres.enqueue import Intake
 from headgate_sync.postgres.heartbeat import Heartbeat
+from headgate_sync.postgres.idempotency import PgIdempotency
 from headgate_sync.postgres.inspection import PgInspect
 from headgate_sync.postgres.ledger import check_schema
 from headgate_sync.postgres.listener import Listener
@@ -141,6 +142,7 @@ class PgStore:
         self._inspect = PgInspect(db, self._intake)
         self._inspect.heartbeat = self._heartbeat
         self._notifying = None if listen is None else Listener(listen, schema)
+        self._idempotency = PgIdempotency(db)
         self._maintenance = PgMaintenance(db)
         self._lock = threading.Lock()  # guards the instant below
         self._upkeep_at_ms: int | None = None  # store time of the last due promoter
@@ -379,6 +381,11 @@ class PgStore:
     def notifying(self) -> Listener | None:
         """Wake-ups, where a connection for them was named."""
         return self._notifying
+
+    @property
+    def idempotency(self) -> PgIdempotency:
+        """Answers kept under the caller's keys."""
+        return self._idempotency
 
     @property
     def maintenance(self) -> PgMaintenance:
