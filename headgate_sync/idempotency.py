@@ -125,9 +125,9 @@ class Idempotency(Protocol):
         """
         ...
 
-    def finish_key(self, route: str, key: str, claim: KeyClaim, answer: StoredAnswer) -> (
-        bool
-    ):  # fmt: skip
+    def finish_key(
+        self, route: str, key: str, claim: KeyClaim, answer: StoredAnswer
+    ) -> bool:
         """Keep the answer of a begun request; false when somebody took it over."""
         ...
 

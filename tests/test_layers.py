@@ -72,6 +72,7 @@ LAYERS = {
     "worker": RUNTIME,
     "": EDGES,  # the package's own names
     "__main__": EDGES,
+    "api": EDGES,
     "app": EDGES,
     "cli": EDGES,
     "demo": EDGES,
@@ -111,6 +112,7 @@ OUTSIDE = {
         "flask_sqlalchemy",
         "rich",
         "sqlalchemy",
+        "werkzeug",
         *DRIVER,
     },
 }

@@ -102,7 +102,8 @@ def of_error(error: Exception) -> HttpError:
         return error
     for kind, make in _ANSWERS:
         if isinstance(error, kind):
-            return make(error)
+            answer: HttpError = make(error)
+            return answer
     error_id = secrets.token_hex(8)
     logger.error("error %s of the control API", error_id, exc_info=error)
     return HttpError(500, "internal error", error_id=error_id)

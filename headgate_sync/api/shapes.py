@@ -1,4 +1,4 @@
-"""What goes in and out as JSON, as data: parsed, written and documented from one list."""
+"""What goes in and out as JSON, as data: read, written and documented from one list."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class Given:
         nullable: null may be sent, and means something.
         meaning: for the documentation.
         limits: further words of the schema, such as `maximum`.
-        hidden: never logged and never shown; every parameter but `limit` is.
     """
 
     name: str
@@ -207,7 +206,13 @@ OUT_NUMBER = Out({"type": "number"})
 OUT_BOOLEAN = Out({"type": "boolean"})
 OUT_BYTES = Out({"type": "string", "format": "byte"}, _b64)
 OUT_PAIRS = Out(
-    {"type": "object", "additionalProperties": {"type": "string"}}, lambda pairs: {**pairs}
+    {"type": "object", "additionalProperties": {"type": "string"}},
+    lambda pairs: {**pairs},
+)
+
+OUT_COUNTS = Out(
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    lambda pairs: {**pairs},
 )
 
 
@@ -219,6 +224,11 @@ def optional(out: Out) -> Out:
         else {**out.schema, "type": [out.schema["type"], "null"]}
     )
     return Out(schema, lambda value: None if value is None else out.write(value))
+
+
+def either(*outs: Out) -> Out:
+    """One of several objects; for the documentation alone."""
+    return Out({"anyOf": [dict(out.schema) for out in outs]})
 
 
 def listed(out: Out) -> Out:

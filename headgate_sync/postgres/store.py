@@ -348,6 +348,11 @@ class PgStore:
             timeout_ms=HEALTH_TIMEOUT_MS,
         )
 
+    @property
+    def schema(self) -> str:
+        """Where the tables are."""
+        return self._db.schema
+
     def caps(self) -> Caps:
         """The capabilities as a number."""
         return derived_caps(self)

@@ -1,0 +1,447 @@
+"""The standalone server of the control API, safe to start without thinking."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from socketserver import ThreadingMixIn
+from typing import Any
+
+from attrs import evolve, frozen
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
+
+from headgate_sync.api.answers import HttpError, of_http_error
+from headgate_sync.api.app import ControlApi, create_app
+from headgate_sync.api.auth import READ_TOKEN, TOKEN, TokenAuth
+from headgate_sync.api.config import ApiConfig, Authenticate
+from headgate_sync.app import Headgate
+from headgate_sync.errors import ConfigurationError
+from headgate_sync.store import Store
+
+logger = logging.getLogger(__name__)
+
+ADDRESS = "HEADGATE_API_ADDR"
+READ_ONLY = "HEADGATE_READ_ONLY"
+DEFAULT_ADDRESS = "127.0.0.1:8091"
+DEFAULT_THREADS = 32
+# A request has to arrive within this time as a whole, however small its pieces are.
+READ_S = 30.0
+WRITE_S = 30.0
+# What was not read of a refused request, so that its sender gets to see the answer.
+DRAIN_S = 1.0
+DRAIN_BYTES = 8_388_608
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+@frozen(kw_only=True)
+class Address:
+    """Where a server listens: host and port, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    mode: int = 0o600
+
+    @property
+    def is_private(self) -> bool:
+        """Only this machine, or only this user, reaches it."""
+        if self.path:
+            return not self.mode & _OTHERS_WRITE
+        return is_loopback(self.host)
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone, as far as its text says."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def read_address(text: str, *, socket_mode: int = 0o600) -> Address:
+    """Read `host:port`, `[::1]:port` or `unix:/path`.
+
+    Raises:
+        ConfigurationError: none of them.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ConfigurationError(f"address is {text!r}, expected unix:/path")
+        return Address(path=path, mode=socket_mode)
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    good = colon and port.isascii() and port.isdigit() and int(port) <= 65_535
+    if not good or (":" in host and not bracketed):
+        raise ConfigurationError(
+            f"address is {text!r}, expected host:port or unix:/path"
+        )
+    return Address(host=host, port=int(port))
+
+
+def hook_of(
+    auth: str | Authenticate | None, environ: Mapping[str, str] = os.environ
+) -> Authenticate | None:
+    """The hook that a command line or the environment asks for.
+
+    Args:
+        auth: `module:callable`, a hook, or None for the tokens of the environment.
+        environ: of the process.
+
+    Raises:
+        ConfigurationError: there is no such hook, or a token is too short.
+    """
+    if auth is None:
+        return TokenAuth.from_env(environ)
+    if not isinstance(auth, str):
+        return auth
+    module_name, _, attribute = auth.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(f"auth is {auth!r}, expected module:callable")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"auth is {auth!r}: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"auth is {auth!r}, which cannot be called")
+    hook: Authenticate = found
+    return hook
+
+
+def check_exposure(address: Address, *, authenticated: bool) -> None:
+    """Refuse to let others in whom nobody asks who they are.
+
+    Raises:
+        ConfigurationError: the address is not private and there is no hook.
+    """
+    if not authenticated and not address.is_private:
+        raise ConfigurationError(
+            f"{address} can be reached by others: set {TOKEN} or {READ_TOKEN}, or give "
+            "an authentication hook with --auth module:callable"
+        )
+
+
+def serve(
+    store: Store | Headgate,
+    *,
+    address: str | None = None,
+    auth: str | Authenticate | None = None,
+    read_only: bool | None = None,
+    config: ApiConfig | None = None,
+    socket_mode: int = 0o600,
+    threads: int = DEFAULT_THREADS,
+    environ: Mapping[str, str] = os.environ,
+    listening: Callable[[Address], object] | None = None,
+    stop: SimpleQueue[object] | None = None,
+) -> int:
+    """Serve the control API until SIGTERM or SIGINT.
+
+    Args:
+        store: what is looked at and steered; it stays open.
+        address: `host:port` or `unix:/path`; None is HEADGATE_API_ADDR, else
+            127.0.0.1:8091.
+        auth: a hook or `module:callable`; None is the one of the configuration, else
+            the tokens of the environment.
+        read_only: None is HEADGATE_READ_ONLY, else what the configuration says.
+        config: further settings.
+        socket_mode: of a Unix socket.
+        threads: most requests at the same time, open streams included.
+        environ: of the process.
+        listening: called with the address once connections are taken.
+        stop: anything put into it ends the server, as a signal does.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ConfigurationError: the address cannot be used, or others could reach it and no
+            hook asks who they are.
+    """
+    settings = ApiConfig() if config is None else config
+    hook = hook_of(auth, environ) if auth is not None else settings.authenticate
+    hook = hook_of(None, environ) if hook is None else hook
+    if read_only is None:
+        read_only = settings.read_only or _flag(environ, READ_ONLY)
+    at = read_address(
+        address or environ.get(ADDRESS) or DEFAULT_ADDRESS, socket_mode=socket_mode
+    )
+    check_exposure(at, authenticated=hook is not None)
+    app = create_app(store, evolve(settings, authenticate=hook, read_only=read_only))
+    try:
+        return serve_app(
+            app,
+            at,
+            authenticated=hook is not None,
+            threads=threads,
+            listening=listening,
+            stop=stop,
+        )
+    finally:
+        app.close()
+
+
+def serve_app(
+    app: Wsgi | ControlApi,
+    address: Address,
+    *,
+    authenticated: bool,
+    threads: int = DEFAULT_THREADS,
+    listening: Callable[[Address], object] | None = None,
+    stop: SimpleQueue[object] | None = None,
+) -> int:
+    """Serve a WSGI application under the same rules; see `serve`."""
+    check_exposure(address, authenticated=authenticated)
+    guarded: Any = app if authenticated or address.path else _OwnHost(app)
+    ending: SimpleQueue[object] = SimpleQueue() if stop is None else stop
+    server = _Server(address, guarded, threads)
+    try:
+        with _signals_to(ending):
+            thread = threading.Thread(
+                target=server.serve_forever,
+                kwargs={"poll_interval": 0.2},
+                name="headgate-api-accept",
+                daemon=True,
+            )
+            thread.start()
+            at = address
+            if not address.path:
+                at = evolve(address, port=server.server_address[1])
+            logger.info("the control API listens on %s", at)
+            if listening is not None:
+                listening(at)
+            ending.get()
+            server.shutdown()
+            thread.join()
+    finally:
+        server.server_close()
+        if address.path:
+            Path(address.path).unlink(missing_ok=True)
+    return 0
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name) or "0"
+    if text not in ("0", "1"):
+        raise ConfigurationError(f"{name} is {text!r}, expected 0 or 1")
+    return text == "1"
+
+
+class _signals_to:
+    """Within the block SIGTERM and SIGINT put something into a queue."""
+
+    def __init__(self, queue: SimpleQueue[object]) -> None:
+        self._queue = queue
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._queue.put(number)
+
+
+class _OwnHost:
+    """Answers only requests that name this machine.
+
+    A page of the Internet can let its own name point here and is then, for a browser,
+    of the same origin as this server. Without a hook nothing else would stop it.
+    """
+
+    def __init__(self, app: Wsgi | ControlApi) -> None:
+        self._app = app
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        host: str = environ.get("HTTP_HOST", "")
+        name = host.rpartition(":")[0] if not host.endswith("]") else host
+        name = name if host.rpartition(":")[2].isdigit() else host
+        if is_loopback(name.strip("[]")):
+            return self._app(environ, start_response)
+        answer = of_http_error(HttpError(403, "this server has another name"))
+        body = answer.body or b""
+        start_response(
+            "403 Forbidden",
+            [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+            ],
+        )
+        return [body]
+
+
+class _Server(ThreadingMixIn, BaseWSGIServer):
+    """A thread for each request, up to a number; more wait in the kernel's queue."""
+
+    multithread = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: Address, app: Any, threads: int) -> None:
+        self._slots = threading.BoundedSemaphore(threads)
+        try:
+            made = _unix_listener if address.path else _tcp_listener
+            host = f"unix://{address.path}" if address.path else address.host
+            with made(address) as listener:  # the server works on a copy
+                super().__init__(
+                    host, address.port, app, _Handler, fd=listener.fileno()
+                )
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {address}: {error}") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread once there is one to spare."""
+        # The accepting thread must see the end of the server, so it does not wait long.
+        if not self._slots.acquire(timeout=WRITE_S):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one request, and give the thread back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nothing to report."""
+        logger.debug("a connection ended early: %r", sys.exc_info()[1])
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Pass on what the server has to say."""
+        logger.debug(message, *args)
+
+
+def _tcp_listener(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _unix_listener(address: Address) -> socket.socket:
+    path = Path(address.path)
+    # A socket that a killed server left; anything else is not ours to remove.
+    if path.is_socket():
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with probe, suppress(OSError):
+            probe.connect(address.path)
+            raise ConfigurationError(f"{address} is served by somebody else")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Nobody may connect between the birth of the file and its mode.
+    before = os.umask(0o177)
+    try:
+        listener.bind(address.path)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    path.chmod(address.mode)
+    listener.listen(128)
+    return listener
+
+
+class _Timed(io.RawIOBase):
+    """Reads from a socket until an instant, in however many pieces."""
+
+    def __init__(self, connection: socket.socket, within_s: float) -> None:
+        self._connection = connection
+        self._until_s = time.monotonic() + within_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request did not arrive in time")
+        self._connection.settimeout(left_s)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(WRITE_S)
+
+
+class _Handler(WSGIRequestHandler):
+    """One connection, one request."""
+
+    server_version = "headgate"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        """Give the request a time to arrive, and each write one to be taken."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Timed(self.connection, READ_S))
+        self.connection.settimeout(WRITE_S)
+
+    def finish(self) -> None:
+        """Let the client read the answer before the connection is cut."""
+        with suppress(OSError, ValueError):
+            super().finish()
+            self.connection.shutdown(socket.SHUT_WR)
+            _drain(self.connection)
+
+    def version_string(self) -> str:
+        """Nothing about versions."""
+        return self.server_version
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """The application logs its requests itself."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Pass on what the server has to say."""
+        logger.debug(message, *args)
+
+
+def _drain(connection: socket.socket) -> None:
+    until_s, left = time.monotonic() + DRAIN_S, DRAIN_BYTES
+    while left > 0 and (left_s := until_s - time.monotonic()) > 0:
+        connection.settimeout(left_s)
+        got = len(connection.recv(65_536))
+        if not got:
+            return
+        left -= got
