@@ -99,7 +99,10 @@ def kept_keys(backend):
     image = backend.image()
     if "idempotency" in image:
         return {key for _, key in image["idempotency"]}
-    return {row["key"] if isinstance(row, dict) else row[2] for row in image["headgate_idempotency"]}
+    return {
+        row["key"] if isinstance(row, dict) else row[2]
+        for row in image["headgate_idempotency"]
+    }
 
 
 def test_of_many_threads_with_one_key_one_begins(store):

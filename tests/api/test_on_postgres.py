@@ -1,0 +1,122 @@
+"""The API over PostgreSQL: its own pool, a bound of statements, outages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from headgate_sync.api import ApiConfig, create_app
+from headgate_sync.app import Headgate
+from headgate_sync.postgres import database
+from headgate_sync.postgres.store import PgStore
+from tests.api.caller import Caller, caller, job_body
+from tests.builders import enqueue
+
+
+@pytest.fixture
+def facade(postgres, database_url):
+    postgres.reset()
+    with Headgate(database_url, pool_size=1) as made:
+        yield made
+
+
+def test_looking_takes_no_connection_of_the_application(facade):
+    app = create_app(facade, ApiConfig(pool_size=1))
+    api = Caller(app)
+    with facade.store.transactional.transaction():  # the only connection it has
+        assert api.get("/queues").status_code == 200
+        assert api.post("/jobs", job_body()).status_code == 201
+    app.close()
+
+
+def test_the_pool_is_opened_at_the_first_request_and_closed_with_the_facade(
+    facade, admin
+):
+    def open_connections():
+        return {pid for (pid,) in admin.execute("SELECT pid FROM pg_stat_activity")}
+
+    before = open_connections()
+    app = create_app(facade)
+    assert open_connections() <= before
+    assert Caller(app).get("/jobs").status_code == 200
+    assert open_connections() - before
+    app.close()
+    facade.close()
+    assert Caller(app).get("/jobs").status_code == 503
+
+
+def test_the_store_of_an_override_is_used(facade, memory):
+    app = create_app(facade)
+    other = memory.make_store()
+    enqueue(other, "a")
+    with facade.override(other):
+        assert Caller(app).get("/jobs/a").status_code == 200
+    assert Caller(app).get("/jobs/a").status_code == 404
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/queues", 8), ("/jobs", 8), ("/jobs/j1", 8), ("/jobs/counts", 8),
+        ("/jobs/j1/admission", 12), ("/rate-classes", 8), ("/quarantine", 8),
+        ("/partitions?queue=q1", 8), ("/workers", 8), ("/cluster", 8), ("/periodic", 8),
+        ("/concurrency-limits", 8), ("/queues/q1/history", 8),
+    ],
+)  # fmt: skip
+def test_looking_takes_a_fixed_number_of_statements(postgres, monkeypatch, path, most):
+    store = postgres.make_store()
+    for number in range(200):
+        enqueue(store, f"j{number}", queue=f"q{number}")
+    api = caller(store)
+    api.get("/meta")
+    seen = Counter()
+    run = database.Session._run
+
+    def counted(self, text, params, prepare):
+        seen["statements"] += 1
+        return run(self, text, params, prepare)
+
+    monkeypatch.setattr(database.Session, "_run", counted)
+    answer = api.get(path)
+    assert answer.status_code == 200
+    if path == "/queues":
+        assert len(answer.json) == 200
+    assert 0 < seen["statements"] <= most
+
+
+def test_an_outage_is_told_and_health_is_not_touched_by_it():
+    store = PgStore.connect(
+        "host=127.0.0.1 port=1 dbname=x password=hunter2-canary connect_timeout=1",
+        pool_timeout_ms=200,
+    )
+    api = caller(store)
+    assert api.get("/healthz").data == b"ok"
+    ready = api.get("/readyz")
+    assert (ready.status_code, ready.json) == (503, {"error": "store unavailable"})
+    for answer in (api.get("/jobs"), api.post("/jobs", job_body())):
+        assert answer.status_code == 503
+        assert answer.json["error"].startswith("store unavailable: ")
+        assert "hunter2" not in answer.json["error"]
+    store.close()
+
+
+def test_a_schema_that_is_not_there_is_told(pool, postgres):
+    api = caller(PgStore(pool, "no_such_schema"))
+    assert api.get("/readyz").status_code == 503
+    answer = api.get("/jobs")
+    assert answer.status_code == 503
+    assert "migrate" in answer.json["error"]
+
+
+def test_meta_names_the_schema(postgres):
+    api = caller(postgres.make_store(), backend_name="production")
+    found = api.get("/meta").json
+    assert found["schema"] == "headgate"
+    assert found["backend"] == "production"
+    assert {"transactional", "inspect"} <= set(found["capabilities"])
+    assert found["limits"] == {
+        "max_page_size": 200,
+        "approximate_count_threshold": 50_000,
+    }
