@@ -1,3 +1,5 @@
+-- Online-safe: adds a table.
+--
 -- Answers of the control API under the caller's keys. A row without a status is a request that is running, or was cut off.
 CREATE TABLE {schema}.headgate_idempotency (
   route text COLLATE "C" NOT NULL,
