@@ -135,6 +135,12 @@ def _circuit(error: Any) -> HttpError:
     )
 
 
+def _misconfigured(error: Any) -> HttpError:
+    # The text may quote an address with its password; it is for whoever runs this.
+    logger.error("the control API cannot use its store: %s", error)
+    return HttpError(503, "store unavailable: it is set up wrongly, see the log")
+
+
 def _quarantined(error: Any) -> HttpError:
     return HttpError(423, "fingerprint is quarantined", fingerprint=error.fingerprint)
 
@@ -148,8 +154,7 @@ _ANSWERS: tuple[tuple[type[Exception], Any], ...] = (
     (NotFound, lambda error: HttpError(404, str(error))),
     (LeaseRejected, lambda error: HttpError(409, str(error))),
     (StoreUnavailable, lambda e: HttpError(503, f"store unavailable: {e}")),
-    # The tables are missing or of another release, and the text says what to run.
-    (ConfigurationError, lambda e: HttpError(503, f"store unavailable: {e}")),
+    (ConfigurationError, _misconfigured),
     (EnqueueForbidden, lambda e: HttpError(403, "enqueue forbidden", kind=e.kind)),
     (CircuitRejected, _circuit),
     (Unsupported, lambda error: HttpError(501, str(error))),

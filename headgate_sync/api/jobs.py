@@ -19,6 +19,7 @@ from headgate_sync.api.shapes import (
     OUT_INTEGER,
     OUT_PAIRS,
     OUT_TEXT,
+    PAIRS,
     TEXT,
     TEXTS,
     Given,
@@ -285,7 +286,12 @@ def _enqueue(call: Call) -> Answer:
         if given[name] == 0:
             raise HttpError(400, f"{name} must be >= 1")
     envelope = Envelope(
-        **{**given, "id": given["id"] or call.new_id(), "tags": given["tags"] or ()},
+        **{
+            **given,
+            "id": given["id"] or call.new_id(),
+            "tags": given["tags"] or (),
+            "headers": given["headers"] or {},
+        },
         fingerprint=fingerprint_of(given["kind"], given["payload"]),
     )
     handle = call.source.client.enqueue(envelope, identity=call.identity)
@@ -406,6 +412,9 @@ ROUTES = (
             Given("sticky_worker", default=""),
             Given("max_attempts", INTEGER, default=DEFAULT_MAX_ATTEMPTS),
             Given("retention_ms", INTEGER, default=0),
+            Given("timeout_ms", INTEGER, default=0),
+            Given("deadline_ms", INTEGER, default=0),
+            Given("headers", PAIRS),
             Given("id", TEXT, meaning="made up when absent"),
         ),
         status=201,

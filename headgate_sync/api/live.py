@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from headgate_sync.api.config import LiveUpdates
+from headgate_sync.api.forks import afresh_in_child
 from headgate_sync.errors import HeadgateError
 from headgate_sync.store import Notifying
 
@@ -20,6 +20,7 @@ EVERYTHING = "*"
 MAX_NAMES = 64
 REMEMBERED = 1_024
 RETRY_MS = 2_000
+SLICE_S = 1.0
 
 
 class Stream:
@@ -79,10 +80,11 @@ class Hub:
         self._settings = settings
         self._find = find
         self._now_s = now_s
-        self._start_afresh()
+        self.start_afresh()
+        afresh_in_child(self)
 
-    def _start_afresh(self) -> None:
-        self._pid = os.getpid()
+    def start_afresh(self) -> None:
+        """Forget the streams and the thread of a parent process."""
         self._changed = threading.Condition()  # its lock guards the fields below
         self._streams: set[Stream] = set()
         # No two processes count alike, so that the number of another one reads as
@@ -163,11 +165,9 @@ class Hub:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None:
-            thread.join(self._settings.tick_ms / 1000 + 1)
+            thread.join(2 * SLICE_S)
 
     def _ensure_thread(self) -> None:
-        if self._pid != os.getpid():
-            self._start_afresh()
         with self._changed:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
@@ -191,7 +191,7 @@ class Hub:
     def _hear(self, wait_s: float) -> str | None:
         """Wait for one signal, or for the time without any."""
         # A listener cannot be interrupted: short waits keep the end of a process short.
-        slice_s = min(wait_s, 1.0)
+        slice_s = min(wait_s, SLICE_S)
         try:
             notifying = self._find()
             if notifying is not None:

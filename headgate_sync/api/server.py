@@ -43,6 +43,8 @@ WRITE_S = 30.0
 # What was not read of a refused request, so that its sender gets to see the answer.
 DRAIN_S = 1.0
 DRAIN_BYTES = 8_388_608
+# How long requests that are being answered have when the server ends.
+DRAIN_ALL_S = 10.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -169,7 +171,7 @@ def serve(
         read_only: None is HEADGATE_READ_ONLY, else what the configuration says.
         config: further settings.
         socket_mode: of a Unix socket.
-        threads: most requests at the same time, open streams included.
+        threads: most requests at the same time; streams get half of them at most.
         environ: of the process.
         listening: called with the address once connections are taken.
         stop: anything put into it ends the server, as a signal does.
@@ -190,7 +192,15 @@ def serve(
         address or environ.get(ADDRESS) or DEFAULT_ADDRESS, socket_mode=socket_mode
     )
     check_exposure(at, authenticated=hook is not None)
-    app = create_app(store, evolve(settings, authenticate=hook, read_only=read_only))
+    # Streams hold threads, and must leave some to everybody else.
+    streams = min(settings.live.max_streams, threads // 2)
+    settings = evolve(
+        settings,
+        authenticate=hook,
+        read_only=read_only,
+        live=evolve(settings.live, max_streams=streams),
+    )
+    app = create_app(store, settings)
     try:
         return serve_app(
             app,
@@ -236,6 +246,10 @@ def serve_app(
             ending.get()
             server.shutdown()
             thread.join()
+            if isinstance(app, ControlApi):
+                app.close()  # ends the streams
+            if not server.drain(DRAIN_ALL_S):
+                logger.warning("some requests took too long and are cut off")
     finally:
         server.server_close()
         if address.path:
@@ -309,6 +323,8 @@ class _Server(ThreadingMixIn, BaseWSGIServer):
 
     def __init__(self, address: Address, app: Any, threads: int) -> None:
         self._slots = threading.BoundedSemaphore(threads)
+        self._slot_count = threads
+        self._ending = False
         try:
             made = _unix_listener if address.path else _tcp_listener
             host = f"unix://{address.path}" if address.path else address.host
@@ -321,15 +337,28 @@ class _Server(ThreadingMixIn, BaseWSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread once there is one to spare."""
-        # The accepting thread must see the end of the server, so it does not wait long.
-        if not self._slots.acquire(timeout=WRITE_S):
-            self.shutdown_request(request)
-            return
+        while not self._slots.acquire(timeout=0.2):
+            if self._ending:
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except BaseException:
             self._slots.release()
             raise
+
+    def shutdown(self) -> None:
+        """Take no more requests."""
+        self._ending = True
+        super().shutdown()
+
+    def drain(self, within_s: float) -> bool:
+        """Wait for the requests that are being answered; false when some go on."""
+        until_s = time.monotonic() + within_s
+        return all(
+            self._slots.acquire(timeout=max(0.0, until_s - time.monotonic()))
+            for _ in range(self._slot_count)
+        )
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one request, and give the thread back."""

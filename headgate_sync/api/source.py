@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 from headgate_sync.api.config import ApiConfig
+from headgate_sync.api.forks import afresh_in_child
 from headgate_sync.app import Headgate
 from headgate_sync.client.client import Client
 from headgate_sync.errors import Unsupported
@@ -27,14 +27,15 @@ class Source:
     def __init__(self, given: Store | Headgate, config: ApiConfig) -> None:
         self._given = given
         self._config = config
-        self._start_afresh()
+        self.start_afresh()
+        afresh_in_child(self)
 
-    def _start_afresh(self) -> None:
+    def start_afresh(self) -> None:
+        """Forget the store of a parent process."""
         self._lock = threading.Lock()  # guards the fields below
-        self._pid = os.getpid()
-        self._opened: Any = None
-        self._store: Store | None = None
-        self._client: Client | None = None
+        # What a facade has opened, and what was made for it here: beside its own store
+        # there may be an override of tests, for a while.
+        self._made: dict[bool, tuple[Any, Store, Client]] = {}
 
     @property
     def store(self) -> Store:
@@ -76,18 +77,14 @@ class Source:
         return keys
 
     def _found(self) -> tuple[Store, Client]:
-        if self._pid != os.getpid():
-            self._start_afresh()  # in a forked child there is one thread yet
-        opened = self._given._runtime.open() if isinstance(self._given, Headgate) else 0
+        given = self._given
+        opened: Any = given._runtime.open() if isinstance(given, Headgate) else None
+        overridden = opened is not None and opened.settings is None
         with self._lock:
-            if (
-                self._store is None
-                or self._client is None
-                or self._opened is not opened
-            ):
-                self._store, self._client = self._open(opened)
-                self._opened = opened
-            return self._store, self._client
+            made = self._made.get(overridden)
+            if made is None or made[0] is not opened:
+                made = self._made[overridden] = (opened, *self._open(opened))
+            return made[1:]
 
     def _open(self, opened: Any) -> tuple[Store, Client]:
         parts = self._config.parts()

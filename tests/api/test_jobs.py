@@ -176,6 +176,9 @@ def test_every_field_of_a_job_arrives(api, store):
             max_attempts=7,
             retention_ms=60_000,
             scheduled_at_ms=9_000_000,
+            timeout_ms=5_000,
+            deadline_ms=99_000_000,
+            headers={"k": "v"},
             unknown="ignored",
         ),
     )
@@ -183,11 +186,13 @@ def test_every_field_of_a_job_arrives(api, store):
     found = job(store, "a")
     assert found.fingerprint == fingerprint("tk:msg", b"ok")
     assert found.payload == b"ok"
+    assert found.headers == {"k": "v"}
     names = ("schema_version", "priority", "partition_key", "rate_class", "weight",
         "tags", "sticky_worker", "max_attempts", "retention_ms", "scheduled_at_ms",
-        "state", "queue")  # fmt: skip
+        "state", "queue", "timeout_ms", "deadline_ms")  # fmt: skip
     assert [getattr(found, name) for name in names] == [
         3, -2, "p", "r", 4, ("x",), "w1", 7, 60_000, 9_000_000, "scheduled", "q",
+        5_000, 99_000_000,
     ]  # fmt: skip
     other = api.post("/jobs", job_body(kind="other", unique_key=b64(b"u\x00"),
         unique_exclude_kind=True))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -102,12 +103,45 @@ def test_an_outage_is_told_and_health_is_not_touched_by_it():
     store.close()
 
 
-def test_a_schema_that_is_not_there_is_told(pool, postgres):
+def test_a_schema_that_is_not_there_is_told_to_the_log(pool, postgres, caplog):
     api = caller(PgStore(pool, "no_such_schema"))
     assert api.get("/readyz").status_code == 503
     answer = api.get("/jobs")
     assert answer.status_code == 503
-    assert "migrate" in answer.json["error"]
+    told = "store unavailable: it is set up wrongly, see the log"
+    assert answer.json == {"error": told}
+    assert "migrate" in caplog.text
+
+
+def test_an_override_that_comes_and_goes_opens_no_further_pool(facade, memory):
+    app = create_app(facade)
+    api = Caller(app)
+    api.get("/jobs")
+    before = len(facade._runtime._owned)
+    for _ in range(3):
+        with facade.override(memory.make_store()):
+            api.get("/jobs")
+        api.get("/jobs")
+    assert len(facade._runtime._owned) == before
+    app.close()
+
+
+def test_a_forked_child_has_connections_and_streams_of_its_own(facade):
+    app = create_app(facade)
+    api = Caller(app)
+    assert api.get("/jobs").status_code == 200
+    assert api.get("/events").status_code == 200
+    child = os.fork()
+    if child == 0:
+        try:
+            good = api.get("/jobs").status_code == 200
+            good = good and api.get("/events/poll").status_code == 200
+            os._exit(0 if good else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert api.get("/jobs").status_code == 200
+    app.close()
 
 
 def test_meta_names_the_schema(postgres):

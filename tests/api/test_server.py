@@ -19,6 +19,7 @@ from headgate_sync import MemStore
 from headgate_sync.api import ApiConfig, LiveUpdates, server
 from headgate_sync.api.server import is_loopback, read_address, serve
 from headgate_sync.errors import ConfigurationError
+from headgate_sync.identity import Identity
 from tests.builders import enqueue
 
 TOKEN = "t" * 16
@@ -208,6 +209,36 @@ def test_every_name_of_this_machine_is_known(host):
             f"GET /api/v1/jobs HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
         )
         assert everything(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_that_is_being_answered_is_answered_before_the_end():
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(environ):
+        if environ["PATH_INFO"].endswith("/jobs"):
+            inside.set()
+            assert go_on.wait(WAIT_S)
+        return Identity("anna")
+
+    found = []
+    with Running(MemStore(), config=ApiConfig(authenticate=slow)) as running:
+        ask = threading.Thread(
+            target=lambda: found.append(running.request("GET", "/jobs")[0].status)
+        )
+        ask.start()
+        assert inside.wait(WAIT_S)
+        threading.Timer(0.3, go_on.set).start()
+    ask.join(WAIT_S)
+    assert found == [200]
+
+
+def test_streams_leave_threads_to_others():
+    with Running(MemStore(), threads=2) as running, running.connect() as connection:
+        line = b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall(line)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert running.request("GET", "/events")[0].status == 503
+        assert running.request("GET", "/jobs")[0].status == 200
 
 
 def test_a_unix_socket_is_for_its_owner(tmp_path):
