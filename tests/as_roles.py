@@ -73,6 +73,7 @@ class Routed:
         self.stores = stores
         self.inspect = Inspector("inspect", stores, "operator")
         self.maintenance = Inspector("maintenance", stores, "worker")
+        self.idempotency = stores["operator"].idempotency
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stores[CALLERS.get(name, "worker")], name)
