@@ -15,6 +15,7 @@ from headgate_sync.cli.errors import INTERRUPTED
 from headgate_sync.cli.session import Group, shared_options
 
 COMMANDS = {
+    "api": "api",
     "bulk": "bulk",
     "cluster": "workers",
     "cron": "schedules",
