@@ -66,6 +66,11 @@ def _list(call: Call) -> Answer:
     return page(QUEUE, found, found[-1].queue if len(found) == limit else None)
 
 
+def _get(call: Call) -> Answer:
+    [stats] = call.inspect.queue_stats(queues=[call.path["queue"]])
+    return as_json(QUEUE.write(stats))
+
+
 def _stats(call: Call, queue: str) -> Answer:
     [stats] = call.inspect.queue_stats(queues=[queue])
     call.hub.publish([queue])
@@ -142,6 +147,13 @@ ROUTES = (
             ),
         ),
         answers=_SAMPLED,
+    ),
+    Route(
+        method="GET",
+        path="/queues/{queue}",
+        run=_get,
+        summary="One queue; a name that nobody used is an empty one",
+        answers=QUEUE,
     ),
     Route(
         method="PUT",

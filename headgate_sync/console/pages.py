@@ -1,0 +1,333 @@
+"""The pages as data: what each reads from the API and hands to its template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from headgate_sync.console import charts, views
+from headgate_sync.console.reader import Reader, Refused
+from headgate_sync.inspection import MAX_PAGE
+from headgate_sync.policy import OnSaturated, Scope
+from headgate_sync.workers import COMMANDS
+
+MAX_CHARTED = 8
+MAX_SPARKS = 12
+MAX_FAIRNESS = 6
+SHOWN_PARTITIONS = 8
+JOBS_PER_PAGE = 50
+MAX_TRAIL = 50
+EVENTS_PER_PAGE = 100
+
+Query = Mapping[str, str]
+Context = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Page:
+    """One page.
+
+    Attributes:
+        path: below the mount, without its slash; "" is the first page.
+        title: in the navigation and the window; a page that is reached from others
+            only has `within`, the path of the one it belongs to.
+    """
+
+    path: str
+    title: str
+    template: str
+    build: Callable[[Reader, Query], Context]
+    within: str | None = None
+
+
+class Missing(Exception):
+    """A parameter without which a page shows nothing is not there."""
+
+
+def _required(query: Query, name: str) -> str:
+    value = query.get(name, "")
+    if not value:
+        raise Missing(name)
+    return value
+
+
+def _range(query: Query) -> charts.Range:
+    return charts.RANGES.get(query.get("range", "1h"), charts.RANGES["1h"])
+
+
+def _history(reader: Reader, queue: str, span: charts.Range) -> Any:
+    since_ms = span.since_ms(reader.now_ms)
+    return reader.get(
+        "queues", queue, "history", since_ms=since_ms, bucket_ms=span.bucket_ms
+    )
+
+
+def _chart(reader: Reader, queues: list[Any], span: charts.Range) -> Context:
+    histories = [_history(reader, stats["queue"], span) for stats in queues]
+    filled = charts.buckets(histories, span, reader.now_ms)
+    return {"chart": charts.chart(filled, span), "range": span.name}
+
+
+def _overview(reader: Reader, query: Query) -> Context:
+    queues = reader.get("queues", limit=MAX_PAGE)
+    more_queues = reader.next_cursor is not None
+    cluster = reader.maybe("cluster")
+    classes = reader.maybe("rate-classes") or []
+    quarantine = reader.maybe("quarantine", limit=MAX_PAGE) or []
+    busiest = sorted(
+        queues,
+        key=lambda s: (-s["arrival_rate"] - s["drain_rate"], -s["unfinished_jobs"]),
+    )[:MAX_CHARTED]
+    hour = charts.RANGES["1h"]
+    rejected = sum(
+        bucket["admission_rejections"]
+        for stats in busiest
+        for bucket in _history(reader, stats["queue"], hour)
+    )
+    urgent = views.by_urgency(queues)
+    worst = urgent[0] if urgent else None
+    oldest = [s for s in queues if s["oldest_available_ms"] is not None]
+    return {
+        **_chart(reader, busiest, _range(query)),
+        "charted": len(busiest),
+        "queues": urgent[:8],
+        "queue_count": len(queues),
+        "more_queues": more_queues,
+        "unfinished": sum(s["unfinished_jobs"] for s in queues),
+        "oldest": max(oldest, key=lambda s: s["oldest_available_ms"], default=None),
+        "worst": worst,
+        "cluster": cluster,
+        "covers": views.covers(cluster),
+        "notices": views.attention(queues, cluster, len(quarantine), rejected),
+        "rate_classes": sorted(classes, key=_pressure)[:6],
+        "rate_class_count": len(classes),
+        "quarantine": quarantine[:5],
+        "quarantine_count": len(quarantine),
+        "fairness": _fairness(reader, urgent),
+    }
+
+
+def _pressure(rate_class: Any) -> tuple[bool, float, str]:
+    """Order of rate classes: the ones that hold jobs back come first."""
+    shares = [
+        budget["tokens_available"] / budget["burst"] for budget in rate_class["budgets"]
+    ]
+    waiting = bool(rate_class["jobs_waiting"])
+    return not waiting, min(shares, default=1.0), rate_class["name"]
+
+
+def _fairness(reader: Reader, queues: list[Any]) -> list[Context]:
+    """The first queues that share their workers among several partitions."""
+    found = []
+    for stats in [s for s in queues if s["unfinished_jobs"]][:MAX_FAIRNESS]:
+        listed = reader.maybe("partitions", queue=stats["queue"], limit=SHOWN_PARTITIONS)
+        if listed is not None and len(listed) > 1:
+            found.append({"queue": stats["queue"], "partitions": listed})
+    return found
+
+
+def _queues(reader: Reader, query: Query) -> Context:
+    listed = reader.get("queues", limit=MAX_PAGE, cursor=query.get("cursor"))
+    next_cursor = reader.next_cursor
+    urgent = views.by_urgency(listed)
+    sparks = {}
+    for stats in urgent[:MAX_SPARKS]:
+        history = _history(reader, stats["queue"], charts.SPARK)
+        filled = charts.buckets([history], charts.SPARK, reader.now_ms)
+        sparks[stats["queue"]] = charts.spark(filled)
+    return {
+        "queues": urgent,
+        "sparks": sparks,
+        "next_cursor": next_cursor,
+        "covers": views.covers(reader.maybe("cluster")),
+        "fairness": _fairness(reader, urgent),
+    }
+
+
+def _queue(reader: Reader, query: Query) -> Context:
+    name = _required(query, "name")
+    stats = reader.get("queues", name)
+    partitions = reader.maybe("partitions", queue=name, limit=SHOWN_PARTITIONS)
+    more = reader.next_cursor is not None
+    ceilings = reader.maybe("concurrency-limits") or []
+    return {
+        **_chart(reader, [stats], _range(query)),
+        "name": name,
+        "stats": stats,
+        "covers": views.covers(reader.maybe("cluster")),
+        "partitions": partitions or [],
+        "more_partitions": more,
+        "ceilings": [one for one in ceilings if one["queue"] == name],
+    }
+
+
+def _jobs(reader: Reader, query: Query) -> Context:
+    q, state, queue = (query.get(n, "").strip() for n in ("q", "state", "queue"))
+    chosen = {"state": state or None, "queue": queue or None}
+    error, page = None, {"jobs": [], "next_cursor": None}
+    try:
+        page = reader.get(
+            "jobs",
+            q=q or None,
+            cursor=query.get("cursor"),
+            limit=JOBS_PER_PAGE,
+            **chosen,
+        )
+    except Refused as refused:
+        if refused.status != 400:
+            raise
+        error = refused.message
+    counted = reader.maybe("jobs", "counts", queue=chosen["queue"])
+    trail = [c for c in query.get("trail", "").split(".") if c][-MAX_TRAIL:]
+    queues = reader.maybe("queues", limit=MAX_PAGE) or []
+    return {
+        "q": q,
+        "state": state,
+        "queue": queue,
+        "cursor": query.get("cursor"),
+        "trail": trail,
+        "jobs": page["jobs"],
+        "next_cursor": page["next_cursor"],
+        "error": error,
+        "status": 200 if error is None else 400,
+        "counts": None if counted is None else views.state_counts(counted["counts"]),
+        "approximate": counted is not None and counted["count_is_approximate"],
+        "queues": [stats["queue"] for stats in queues],
+        "selector": None if error else views.bulk_selector(q, chosen),
+    }
+
+
+def _job(reader: Reader, query: Query) -> Context:
+    job_id = _required(query, "id").strip()
+    job = reader.get("jobs", job_id)
+    told = reader.maybe("jobs", job_id, "admission")
+    return {
+        "job": job,
+        "told": told,
+        "why": None if told is None else views.why(job, told, reader.now_ms),
+        "stages": views.lifecycle(job, reader.now_ms),
+        "verbs": views.verbs(job["state"]),
+        "progress": reader.maybe("jobs", job_id, "progress"),
+        "checkpoint": reader.maybe("jobs", job_id, "checkpoint"),
+    }
+
+
+def _rate_classes(reader: Reader, query: Query) -> Context:
+    listed = reader.get("rate-classes")
+    return {"rate_classes": sorted(listed, key=_pressure)}
+
+
+def _limits(reader: Reader, query: Query) -> Context:
+    listed = reader.get("concurrency-limits")
+    known = reader.maybe("queues", limit=MAX_PAGE) or []
+    queues = {stats["queue"]: stats for stats in known}
+    wanted = dict.fromkeys(c["queue"] for c in listed if c["scope"] == Scope.PARTITION)
+    partitions = {
+        name: reader.maybe("partitions", queue=name, limit=MAX_PAGE) or []
+        for name in list(wanted)[:MAX_FAIRNESS]
+    }
+    return {
+        "limits": [
+            {**one, "load": views.ceiling_load(one, queues, partitions)}
+            for one in listed
+        ],
+        "queues": list(queues),
+        "scopes": [scope.value for scope in Scope],
+        "strategies": [strategy.value for strategy in OnSaturated],
+    }
+
+
+def _partitions(reader: Reader, query: Query) -> Context:
+    listed = reader.get("queues", limit=MAX_PAGE)
+    queue = query.get("queue", "")
+    if not queue and listed:
+        queue = views.by_urgency(listed)[0]["queue"]
+    partitions, next_cursor = [], None
+    if queue:
+        partitions = reader.get("partitions", queue=queue, cursor=query.get("cursor"))
+        next_cursor = reader.next_cursor
+    return {
+        "queue": queue,
+        "queues": [stats["queue"] for stats in listed],
+        "partitions": partitions,
+        "next_cursor": next_cursor,
+    }
+
+
+def _quarantine(reader: Reader, query: Query) -> Context:
+    listed = reader.get("quarantine", cursor=query.get("cursor"))
+    return {"quarantine": listed, "next_cursor": reader.next_cursor}
+
+
+def _periodic(reader: Reader, query: Query) -> Context:
+    events = None
+    if wanted := query.get("events", ""):
+        events = reader.maybe(
+            "periodic",
+            wanted,
+            "enqueue-events",
+            limit=EVENTS_PER_PAGE,
+            cursor=query.get("event_cursor"),
+        )
+    schedules = reader.get("periodic", cursor=query.get("cursor"))
+    next_cursor = reader.next_cursor
+    return {
+        "schedules": schedules,
+        "next_cursor": next_cursor,
+        "shown": wanted,
+        "events": events,
+    }
+
+
+def _workers(reader: Reader, query: Query) -> Context:
+    cluster = reader.get("cluster")
+    workers = reader.get("workers", cursor=query.get("cursor"))
+    return {
+        "cluster": cluster,
+        "covers": sorted(
+            cluster["queues"],
+            key=lambda q: (q["live_workers"] - q["late_workers"] > 0, q["queue"]),
+        ),
+        "workers": workers,
+        "next_cursor": reader.next_cursor,
+        "commands": COMMANDS,
+    }
+
+
+PAGES = (
+    Page(path="", title="Overview", template="overview.html", build=_overview),
+    Page(path="queues", title="Queues", template="queues.html", build=_queues),
+    Page(
+        path="queue",
+        title="Queue",
+        template="queue.html",
+        build=_queue,
+        within="queues",
+    ),
+    Page(path="jobs", title="Jobs", template="jobs.html", build=_jobs),
+    Page(path="job", title="Job", template="job.html", build=_job, within="jobs"),
+    Page(
+        path="rate-classes",
+        title="Rate classes",
+        template="rate_classes.html",
+        build=_rate_classes,
+    ),
+    Page(path="limits", title="Ceilings", template="limits.html", build=_limits),
+    Page(
+        path="partitions",
+        title="Fairness",
+        template="partitions.html",
+        build=_partitions,
+    ),
+    Page(
+        path="quarantine",
+        title="Quarantine",
+        template="quarantine.html",
+        build=_quarantine,
+    ),
+    Page(path="periodic", title="Schedules", template="periodic.html", build=_periodic),
+    Page(path="workers", title="Workers", template="workers.html", build=_workers),
+)
+BY_PATH = {page.path: page for page in PAGES}
