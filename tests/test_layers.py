@@ -73,6 +73,7 @@ LAYERS = {
     "": EDGES,  # the package's own names
     "__main__": EDGES,
     "api": EDGES,
+    "console": EDGES,
     "app": EDGES,
     "cli": EDGES,
     "demo": EDGES,
@@ -112,13 +113,15 @@ OUTSIDE = {
         "flask_sqlalchemy",
         "rich",
         "sqlalchemy",
+        "jinja2",
+        "markupsafe",
         "werkzeug",
         *DRIVER,
     },
 }
 EXTRAS = {
     *("click", "django", "flask", "opentelemetry", "prometheus_client", "pytest"),
-    *("rich", "sqlalchemy", "textual", "werkzeug"),
+    *("jinja2", "rich", "sqlalchemy", "textual", "werkzeug"),
 }
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from headgate_sync.api import ApiConfig, ControlApi
 from headgate_sync.api.answers import HttpError
-from headgate_sync.api.auth import READING, check_access, identified
+from headgate_sync.api.auth import check_access, identified
 from headgate_sync.api.routing import BASE
 from headgate_sync.app import Headgate
 from headgate_sync.console import assets, charts, text, views
@@ -46,9 +46,7 @@ _ROBOTS = b"User-agent: *\nDisallow: /\n"
 _PASSED_ON = ("www-authenticate", "retry-after")
 # Set by the console for its own calls; no header of a request can become this name.
 _KNOWN = "headgate_sync.console.identity"
-_UNSAFE = str.maketrans(
-    {"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)  # fmt: skip
+_UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "&<>\u2028\u2029"})
 
 _EXPLAINED = {
     400: ("That cannot be shown", "The address names something that cannot exist."),
@@ -56,8 +54,7 @@ _EXPLAINED = {
     403: ("Not for you", "Whoever runs this console keeps this page from you."),
     404: (
         "Not found",
-        "A finished job is kept only as long as its retention says, and an address may "
-        "be mistyped.",
+        "A finished job is kept no longer than its retention says.",
     ),
     405: ("That cannot be done here", "Pages are only read."),
     429: ("Too many requests", "Wait a moment; the page will come back."),
@@ -152,7 +149,12 @@ class Console:
         allow: str | None = None,
     ) -> _Reply:
         title, hint = _EXPLAINED.get(status, ("Something broke", "The log says more."))
-        context = {"message": message, "hint": hint, "status": status, "headline": title}
+        context = {
+            "message": message,
+            "hint": hint,
+            "status": status,
+            "headline": title,
+        }
         passed = tuple(
             (name.title(), value)
             for name, value in (headers or {}).items()
@@ -257,7 +259,7 @@ class _Shown:
 
 
 def _reusing(config: ApiConfig) -> ApiConfig:
-    """The same settings, asking the hook once for a page and not for each of its parts."""
+    """The same settings, asking the hook once for a page, not for each part."""
     hook = config.authenticate
     if hook is None:
         return config
@@ -298,6 +300,7 @@ def _templates(known: Mapping[str, assets.Asset]) -> Environment:
         rate=text.rate,
         size=text.size,
         percent=text.percent,
+        per=text.per,
         visible=text.visible,
         json=lambda value: json.dumps(value),
     )
@@ -310,9 +313,7 @@ def _templates(known: Mapping[str, assets.Asset]) -> Environment:
     return made
 
 
-def create_app(
-    store: Store | Headgate, config: ConsoleConfig | None = None
-) -> Console:
+def create_app(store: Store | Headgate, config: ConsoleConfig | None = None) -> Console:
     """Make the console, with the control API below `/api/v1` of the same mount.
 
     Makes no connection and starts no thread before the first request. Can be served

@@ -122,7 +122,9 @@ def _fairness(reader: Reader, queues: list[Any]) -> list[Context]:
     """The first queues that share their workers among several partitions."""
     found = []
     for stats in [s for s in queues if s["unfinished_jobs"]][:MAX_FAIRNESS]:
-        listed = reader.maybe("partitions", queue=stats["queue"], limit=SHOWN_PARTITIONS)
+        listed = reader.maybe(
+            "partitions", queue=stats["queue"], limit=SHOWN_PARTITIONS
+        )
         if listed is not None and len(listed) > 1:
             found.append({"queue": stats["queue"], "partitions": listed})
     return found
@@ -166,7 +168,7 @@ def _queue(reader: Reader, query: Query) -> Context:
 def _jobs(reader: Reader, query: Query) -> Context:
     q, state, queue = (query.get(n, "").strip() for n in ("q", "state", "queue"))
     chosen = {"state": state or None, "queue": queue or None}
-    error, page = None, {"jobs": [], "next_cursor": None}
+    error, page = None, dict[str, Any](jobs=[], next_cursor=None)
     try:
         page = reader.get(
             "jobs",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 NOTHING = "–"
 MAX_INSTANT_MS = 253_402_300_799_999  # the end of the year 9999
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+_WINDOWS = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"}
 # Marks that turn or hide the text around them. What joins letters and emoji stays.
 _HIDDEN = frozenset("\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067"
                     "\u2068\u2069\u061c\ufeff\u2028\u2029")  # fmt: skip
@@ -23,15 +24,19 @@ def duration(ms: float | None) -> str:
         return f"{round(ms)} ms"
     if ms < 10_000:
         return f"{ms / 1000:.1f} s".replace(".0 s", " s")
-    for place, (unit, size) in enumerate(_UNITS):
-        if ms >= size:
-            first, rest = divmod(int(ms), size)
-            break
+    place = next(n for n, (_, size) in enumerate(_UNITS) if ms >= size)
+    unit, size = _UNITS[place]
+    first, rest = divmod(int(ms), size)
     if place + 1 < len(_UNITS):
         smaller, size = _UNITS[place + 1]
         if second := rest // size:
             return f"{first:,} {unit} {second} {smaller}"
     return f"{first:,} {unit}"
+
+
+def per(ms: int) -> str:
+    """A window, as the end of "so many per"."""
+    return _WINDOWS.get(ms) or duration(ms)
 
 
 def relative(at_ms: int | None, now_ms: int) -> str:

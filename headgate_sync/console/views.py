@@ -13,9 +13,13 @@ from headgate_sync.lifecycle import TERMINAL, Event, State, sources_of
 from headgate_sync.search import JobFilter, parse_query
 
 Json = Mapping[str, Any]
+Links = tuple[tuple[str, str, Mapping[str, str]], ...]
 
 IDLE_POLLS = 0.8
 """Above this share of empty admits workers ask for jobs that are not there."""
+
+LONG_WAIT_MS = 60_000
+"""A backlog that grows is worth a line once a job has waited so long."""
 
 STATES = (
     State.AVAILABLE,
@@ -59,6 +63,8 @@ def drain(stats: Json) -> Drain:
     if ms is not None:
         tone = "warn" if ms > 3_600_000 else ""
         return Drain(text=duration(ms), word="to drain", tone=tone, rank=(1, ms))
+    if stats["oldest_available_ms"] is None:
+        return Drain(text="∞", word="none ready yet", tone="", rank=(1, 0))
     if stats["arrival_rate"] > 0:
         return Drain(text="∞", word="growing", tone="bad", rank=(4, left))
     return Drain(text="∞", word="not moving", tone="bad", rank=(3, left))
@@ -66,7 +72,9 @@ def drain(stats: Json) -> Drain:
 
 def by_urgency(queues: Iterable[Json]) -> list[Json]:
     """Queues, the most urgent first."""
-    return sorted(queues, key=lambda s: (*(-part for part in drain(s).rank), s["queue"]))
+    return sorted(
+        queues, key=lambda s: (*(-part for part in drain(s).rank), s["queue"])
+    )
 
 
 def state_counts(counts: Iterable[Json]) -> dict[str, int]:
@@ -79,7 +87,9 @@ def covers(cluster: Json | None) -> dict[str, int] | None:
     """Workers that serve each queue and are probably alive."""
     if cluster is None:
         return None
-    return {q["queue"]: q["live_workers"] - q["late_workers"] for q in cluster["queues"]}
+    return {
+        q["queue"]: q["live_workers"] - q["late_workers"] for q in cluster["queues"]
+    }
 
 
 @frozen(kw_only=True)
@@ -107,8 +117,11 @@ def attention(
             found.append(
                 Notice(tone="bad", text=told, subject=name, page="queue", query=about)
             )
-        elif drain(stats).tone == "bad":
-            told = f"is {drain(stats).word}: {number(left)} unfinished jobs"
+        elif (
+            drain(stats).tone == "bad" and stats["oldest_available_ms"] >= LONG_WAIT_MS
+        ):
+            waited = duration(stats["oldest_available_ms"])
+            told = f"is {drain(stats).word}; its oldest job has waited {waited}"
             found.append(
                 Notice(tone="bad", text=told, subject=name, page="queue", query=about)
             )
@@ -152,7 +165,7 @@ class Why:
     text: str
     tone: str
     estimate: str = ""
-    links: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
+    links: Links = ()
 
 
 def why(job: Json, told: Json, now_ms: int) -> Why:
@@ -265,7 +278,7 @@ def _queue_paused(job: Json, detail: Json, now_ms: int) -> Why:
 
 def _rate_class(job: Json, detail: Json, now_ms: int) -> Why:
     name = detail["rate_class"]
-    links = (("rate classes", "rate-classes", {}),)
+    links: Links = (("rate classes", "rate-classes", {}),)
     if detail.get("paused") == "true":
         headline = "Its rate class is paused"
         text = f"Nothing of class {name} passes until somebody lifts the pause."
@@ -277,21 +290,22 @@ def _rate_class(job: Json, detail: Json, now_ms: int) -> Why:
     elif detail.get("oversize") == "true":
         headline = "It weighs more than its rate class ever has"
         text = (
-            f"Its weight is {detail['weight']}, and class {name} never has more than "
-            f"{detail['burst'] or 'its burst of'} tokens. Raise the burst, or cancel it."
+            f"Its weight is {detail['weight']}, and the burst of class {name} is "
+            f"{detail['burst'] or 'less'}. Raise the burst, or cancel the job."
         )
         return Why(headline=headline, text=text, tone="bad", links=links)
     elif "tokens_available" in detail:
         headline = "Its rate class is out of tokens"
         text = (
-            f"Class {name} has {detail['tokens_available']} tokens. Jobs that come first "
-            f"need {detail['tokens_ahead_in_class']}, this one {detail['weight']}."
+            f"Class {name} has {detail['tokens_available']} tokens. Jobs that come "
+            f"first need {detail['tokens_ahead_in_class']}, "
+            f"this one {detail['weight']}."
         )
     else:
         headline = "Its rate class is closed"
         text = (
-            f"A job of class {name} did not fit, so the gate leaves the class out until "
-            "it may fit."
+            f"A job of class {name} did not fit, so the gate leaves the class out "
+            "until it may fit."
         )
     return Why(headline=headline, text=text, tone="warn", links=links)
 
@@ -383,14 +397,14 @@ def verbs(state: str) -> frozenset[str]:
     return frozenset({*found, "replay"})
 
 
-def bulk_selector(q: str, given: Mapping[str, str | None]) -> dict[str, str] | None:
+def bulk_selector(q: str, given: Mapping[str, Any]) -> dict[str, str] | None:
     """What a bulk operation would select for a search; None when it cannot.
 
     A search that names anything but queue, state, kind or partition has no selector: a
     selector that left something out would touch more jobs than the list shows.
     """
     try:
-        wanted = parse_query(q, JobFilter(**dict(given)))
+        wanted = parse_query(q, JobFilter(**given))
     except InvalidRequest:
         return None
     if wanted.queue is None and wanted.state is None:
