@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -78,9 +79,8 @@ class Console:
     def __init__(self, store: Store | Headgate, config: ConsoleConfig) -> None:
         self._config = config
         self._api = ControlApi(store, _reusing(config.api))
-        self._assets = assets.load()
-        self._named = {asset.name: asset for asset in self._assets.values()}
-        self._templates = _templates(self._assets)
+        self._assets = {asset.name: asset for asset in assets.load().values()}
+        self._templates = _templates()
 
     def close(self) -> None:
         """End the streams and the thread behind them; the store stays open."""
@@ -186,7 +186,7 @@ class Console:
         return _Reply(status=context.get("status", 200), body=encoded, headers=headers)
 
     def _asset(self, name: str) -> _Reply:
-        asset = self._named.get(name)
+        asset = self._assets.get(name)
         if asset is None:
             return _plain(404, b"not found")
         kind = ("Content-Type", asset.content_type)
@@ -284,7 +284,10 @@ def _plain(status: int, body: bytes, *headers: tuple[str, str]) -> _Reply:
     return _Reply(status=status, body=body, headers=(kind, _SHELL, *_HEADERS, *headers))
 
 
-def _templates(known: Mapping[str, assets.Asset]) -> Environment:
+@cache
+def _templates() -> Environment:
+    """The templates, compiled once in a process: they know nothing of a console."""
+    known = assets.load()
     made = Environment(
         loader=PackageLoader("headgate_sync.console"),
         autoescape=True,

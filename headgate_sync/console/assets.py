@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from importlib import resources
 
 from attrs import frozen
@@ -23,6 +24,7 @@ class Asset:
     body: bytes
 
 
+@cache
 def load() -> dict[str, Asset]:
     """The assets by the names of their files."""
     found = {}

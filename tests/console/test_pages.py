@@ -1,0 +1,414 @@
+"""Every page over both stores: what it shows, and what it does with hostile text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from headgate_sync.console.pages import PAGES
+from headgate_sync.lease import ProgressUpdate
+from headgate_sync.lifecycle import STORED, Outcome, State
+from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.schedule import Schedule
+from headgate_sync.store import Store
+from headgate_sync.workers import WorkerMeta
+from tests.builders import (
+    START_MS,
+    bring_to,
+    claim_one,
+    enqueue,
+    envelope,
+    set_rate_limit,
+    steer,
+)
+from tests.console.pages import look
+
+SCRIPT = "<script>alert(1)</script>\"'&"
+HOSTILE = [
+    SCRIPT,
+    "</script><img src=x onerror=alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+    "a" * 250,
+    "\u202egnirts\u2066 \u0007\u001b[31m\u007f",
+    "a/b?c=d#e %2F ..",
+    "..",
+]
+ADDRESSES = [
+    "/queue?name=q",
+    "/job?id=a",
+    *(f"/{page.path}" for page in PAGES if page.path not in ("queue", "job")),
+]
+
+
+def beat(store: Store, **fields: Any) -> None:
+    """Let a worker tell of itself."""
+    values = {
+        "worker_id": "w-1",
+        "host": "h",
+        "pid": 1,
+        "queues": ("q",),
+        "concurrency": 8,
+        "started_at_ms": 1,
+        **fields,
+    }
+    steer(store).heartbeat_worker(WorkerMeta(**values))
+
+
+# What is shown
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_page_can_be_opened_with_and_without_work(console, store, address):
+    empty = console.get(address)
+    assert empty.status_code == (404 if address.startswith("/job?") else 200)
+    enqueue(store, "a", "b", partition_key="p")
+    beat(store)
+    filled = console.get(address)
+    assert filled.status_code == 200
+    assert filled.text.rstrip().endswith("</html>")
+
+
+def test_every_page_is_reached_from_the_navigation(console):
+    links = look(console, "/").links
+    for page in PAGES:
+        assert (f"/{page.path}" in links) == (page.within is None)
+
+
+def test_the_overview_leads_with_time_to_drain(console, store):
+    enqueue(store, "a", "b", "c")
+    text = look(console, "/").text
+    assert "Worst time to drain ∞ growing: q" in text
+    assert "Unfinished work 3 jobs in 1 queue" in text
+
+
+def test_a_queue_that_drains_says_how_long_it_takes(console, store, clock):
+    enqueue(store, *(f"j{n}" for n in range(6)))
+    clock.advance_ms(120_000)
+    for _ in range(3):
+        store.ack(claim_one(store).lease_ref, Outcome.SUCCESS)
+    [stats] = steer(store).queue_stats()
+    assert stats.time_to_drain_ms is not None
+    text = look(console, "/queue", name="q").text
+    assert re.search(r"Time to drain \d+ m( \d+ s)? to drain", text)
+
+
+def test_a_queue_without_a_worker_needs_attention(console, store):
+    enqueue(store, "a")
+    assert "q has 1 unfinished jobs and no live worker" in look(console, "/").text
+    beat(store)
+    assert "no live worker" not in look(console, "/").text
+
+
+def test_a_dead_worker_does_not_count_as_serving(console, store, clock):
+    enqueue(store, "a")
+    beat(store)
+    clock.advance_ms(120_000)
+    page = look(console, "/")
+    assert "no live worker" in page.text
+    assert "1 workers are late and probably dead" in page.text
+    assert "late" in look(console, "/workers").text
+
+
+@pytest.mark.parametrize("state", sorted(STORED))
+def test_a_job_can_be_opened_in_every_state(console, store, clock, state):
+    bring_to(store, clock, "a", State(state))
+    page = look(console, "/job", id="a")
+    assert state in page.text
+    assert page.settings["readOnly"] is False
+
+
+@pytest.mark.parametrize(
+    ("state", "verbs"),
+    [
+        (State.AVAILABLE, {"cancel", "replay"}),
+        (State.PENDING, {"cancel", "promote", "replay"}),
+        (State.SCHEDULED, {"cancel", "replay", "reschedule"}),
+        (State.RETRYABLE, {"cancel", "replay", "reschedule"}),
+        (State.RUNNING, {"cancel", "replay"}),
+        (State.ARCHIVED, {"retry", "replay"}),
+        (State.CANCELLED, {"retry", "replay"}),
+        (State.UNDECODABLE, {"retry", "replay"}),
+        (State.COMPLETED, {"replay"}),
+        (State.QUARANTINED, {"replay"}),
+    ],
+)
+def test_a_job_offers_the_verbs_that_its_state_allows(
+    console, store, clock, state, verbs
+):
+    bring_to(store, clock, "a", state)
+    page = look(console, "/job", id="a")
+    assert {path.rpartition("/")[2] for path in page.paths("POST")} == verbs
+    running = state is State.RUNNING
+    assert page.paths("DELETE") == (set() if running else {"/jobs/a"})
+    assert page.paths("PUT") == (set() if running else {"/jobs/a/payload"})
+
+
+def test_a_waiting_job_says_what_it_waits_for(console, store, clock):
+    enqueue(store, "a")
+    assert "No live worker serves its queue" in look(console, "/job", id="a").text
+    beat(store)
+    assert "It is the next of its partition" in look(console, "/job", id="a").text
+    steer(store).set_queue_paused("q", True)
+    assert "Its queue is paused" in look(console, "/job", id="a").text
+
+
+def test_a_job_behind_a_rate_class_is_told_its_tokens_and_time(console, store):
+    set_rate_limit(store, "api", limit=1, window_ms=60_000, burst=1)
+    enqueue(store, "a", "b", rate_class="api")
+    claim_one(store)
+    text = look(console, "/job", id="b").text
+    assert "Its rate class is out of tokens" in text
+    assert "earliest in" in text
+
+
+def test_a_job_that_can_never_fit_its_class_is_told_so(console, store):
+    set_rate_limit(store, "api", limit=1, window_ms=60_000, burst=1)
+    enqueue(store, "a", rate_class="api", weight=5)
+    text = look(console, "/job", id="a").text
+    assert "It weighs more than its rate class ever has" in text
+
+
+def test_a_job_behind_a_full_ceiling_names_it(console, store):
+    steer(store).upsert_concurrency_limit(
+        Ceiling(name="narrow", queue="q", max_concurrent=1, scope="queue")
+    )
+    enqueue(store, "a", "b")
+    claim_one(store)
+    text = look(console, "/job", id="b").text
+    assert "A ceiling is full" in text
+    assert "1 of 1 jobs run under ceiling narrow" in text
+    assert "1 of 1 running" in look(console, "/limits").text
+
+
+def test_progress_attempts_and_logs_are_on_the_page_of_the_job(console, store):
+    enqueue(store, "a")
+    claim = claim_one(store)
+    assert store.progress is not None
+    store.progress.write_job_progress(
+        claim.lease_ref, ProgressUpdate(current=42, total=100, message="frame 42")
+    )
+    assert "42 % 42 of 100 frame 42" in look(console, "/job", id="a").text
+    store.ack(
+        claim.lease_ref,
+        Outcome.RETRY,
+        error="Traceback: it broke",
+        error_code="BROKE",
+        logs=["first line"],
+    )
+    text = look(console, "/job", id="a").text
+    assert "retry · BROKE" in text
+    assert "Traceback: it broke" in text
+    assert "first line" in text
+
+
+def test_a_crashed_job_is_marked_and_its_quarantine_is_listed(console, store, clock):
+    bring_to(store, clock, "a", State.QUARANTINED, kind="mail:welcome")
+    assert "orphaned" in look(console, "/job", id="a").text
+    assert "It is in quarantine" in look(console, "/job", id="a").text
+    page = look(console, "/quarantine")
+    assert "mail:welcome" in page.text
+    assert len(page.paths("DELETE")) == 1
+    assert "Quarantine 1" in look(console, "/").text
+
+
+def test_rate_classes_show_their_tokens_and_who_waits(console, store):
+    steer(store).upsert_rate_class(
+        RateClassConfig(name="api", limit=10, window_ms=60_000, burst=20)
+    )
+    enqueue(store, "a", "b", rate_class="api")
+    text = look(console, "/rate-classes").text
+    assert "20 of 20 tokens" in text
+    assert "10 per minute" in text
+    assert "2 waiting" in text
+
+
+def test_an_overspent_rate_class_shows_less_than_nothing(console, store):
+    set_rate_limit(store, "api", limit=10, window_ms=60_000, burst=10)
+    enqueue(store, "a", rate_class="api")
+    store.ack(claim_one(store).lease_ref, Outcome.SUCCESS, actual_weight=25)
+    assert "-15 of 10 tokens" in look(console, "/rate-classes").text
+
+
+def test_partitions_show_who_waits_and_who_is_noisy(console, store):
+    store.enqueue(
+        [
+            *(envelope(f"a{n}", partition_key="acme") for n in range(30)),
+            envelope("b", partition_key="globex"),
+            envelope("c", partition_key="hooli"),
+        ]
+    )
+    text = look(console, "/partitions", queue="q").text
+    assert re.search(r"acme noisy 30", text)
+    assert "globex 1" in text
+
+
+def test_schedules_show_their_ticks_when_asked(console, store):
+    steer(store).upsert_schedule(
+        Schedule(id="daily", kind="k", spec="@daily", next_run_ms=START_MS + 3_600_000)
+    )
+    page = look(console, "/periodic", events="daily")
+    assert "in 1 h" in page.text
+    assert "Ticks of daily" in page.text
+    assert "/periodic/daily/run" in page.paths("POST")
+
+
+def test_a_workers_buttons_follow_its_state(console, store):
+    beat(store, status="quiet", duties_active=False)
+    page = look(console, "/workers")
+    sent = [act["body"]["command"] for act in page.acts]
+    assert sent == ["resume", "restart", "terminate", "resign"]
+    steer(store).signal_worker("w-1", "restart")
+    told = look(console, "/workers")
+    assert "→ restart" in told.text
+    assert told.acts[-1]["body"] == {"command": None}
+
+
+# Looking for jobs
+
+
+def test_a_search_finds_what_it_names(console, store):
+    enqueue(store, "a", kind="mail:welcome", tags=["eu"])
+    enqueue(store, "b", kind="export:csv")
+    assert "mail:welcome" in look(console, "/jobs", q="tag:eu").text
+    found = look(console, "/jobs", q="export").text
+    assert "export:csv" in found
+    assert "mail:welcome" not in found
+
+
+def test_a_search_that_means_nothing_is_told_why(console):
+    page = look(console, "/jobs", status=400, q="bogus:x")
+    assert "unknown search field `bogus`" in page.text
+
+
+def test_pages_of_jobs_lead_forth_and_back(console, store):
+    enqueue(store, *(f"j{n:03d}" for n in range(120)))
+    seen, address = [], "/jobs"
+    for _ in range(3):
+        page = look(console, address)
+        seen.append(sorted(set(re.findall(r"j\d{3}", page.text))))
+        onward = [link for link in page.links if "cursor=" in link]
+        address = onward[-1]
+    assert [len(ids) for ids in seen] == [50, 50, 20]
+    assert len(set().union(*seen)) == 120
+    third = look(console, onward[0])
+    assert sorted(set(re.findall(r"j\d{3}", third.text))) == seen[1]
+
+
+def test_a_verb_on_all_that_match_needs_what_a_selector_can_say(console, store):
+    enqueue(store, "a", tags=["eu"])
+
+    def offered(**query: str) -> bool:
+        return '"selector"' in str(
+            [
+                v
+                for _, n, v in look(console, "/jobs", **query).attributes
+                if n == "data-bulk"
+            ]
+        )
+
+    assert not offered()
+    assert offered(queue="q")
+    assert offered(q="state:available kind:tk:msg")
+    assert not offered(queue="q", q="tag:eu")
+    assert not offered(queue="q", q="tk")
+    assert not offered(q="kind:tk:msg")
+
+
+# What must not happen
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text(console, store, text):
+    store.enqueue([envelope("a", queue=text, partition_key=text, tags=["<b>"])])
+    claim = claim_one(store, queues=[text])
+    store.ack(claim.lease_ref, Outcome.RETRY, error=text, logs=[text], delay_ms=60_000)
+    steer(store).upsert_rate_class(
+        RateClassConfig(name=text, limit=1, window_ms=1, burst=1)
+    )
+    steer(store).upsert_concurrency_limit(
+        Ceiling(name=text, queue=text, max_concurrent=1)
+    )
+    beat(store, host=text, queues=(text,))
+    tags = set()
+    for address, query in (
+        ("/", {}),
+        ("/queues", {}),
+        ("/queue", {"name": text}),
+        ("/jobs", {"queue": text}),
+        ("/job", {"id": "a"}),
+        ("/rate-classes", {}),
+        ("/limits", {}),
+        ("/partitions", {"queue": text}),
+        ("/workers", {}),
+    ):
+        page = look(console, address, **query)
+        tags |= set(page.tags)
+        assert page.tags.count("script") == 2, address
+        assert not [n for _, n, _ in page.attributes if n.startswith("on")]
+        response = console.get(address, query_string=query)
+        for mark in "\u202e\u2066\u0007\u001b\u007f":
+            assert mark not in re.sub(
+                r'data-\w+="[^"]*"|value="[^"]*"', "", response.text
+            )
+    assert "img" not in tags
+    queue = look(console, "/queue", name=text)
+    assert any(text == act.get("typed") for act in queue.acts)
+
+
+def test_what_an_address_says_is_no_markup(console):
+    for address in ("/queue", "/job", "/jobs", "/partitions", "/periodic", "/nowhere"):
+        query = dict.fromkeys(("name", "id", "q", "queue", "events", "range"), SCRIPT)
+        response = console.get(address, query_string=query)
+        assert "<script>alert" not in response.text
+        assert response.status_code in (200, 400, 404)
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, "/nowhere"])
+def test_no_page_lets_foreign_code_run(console, store, address):
+    enqueue(store, "a")
+    response = console.get(address)
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'self'; script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Cache-Control"] == "no-cache"
+    page = look(console, address, status=response.status_code)
+    assert not [a for a in page.attributes if a[1] == "style"]
+    assert [a for a in page.attributes if a[0] == "script" and a[1] == "src"]
+    loaded = [
+        v for t, n, v in page.attributes if n == "src" or (t, n) == ("link", "href")
+    ]
+    assert all(value.startswith("/static/") for value in loaded)
+
+
+def test_no_page_shows_a_payload_or_a_header(console, store):
+    secret = b'{"card": "4111-1111"}'
+    store.enqueue([envelope("a", payload=secret, headers={"token": "geheim"})])
+    for address in ADDRESSES:
+        text = console.get(address).text
+        assert "4111" not in text
+        assert "geheim" not in text
+        assert "eyJjYXJk" not in text
+
+
+def test_the_number_of_reads_does_not_grow_with_queues_and_jobs(
+    open_console, store, monkeypatch
+):
+    """A page asks the API for a bounded number of things, whatever there is."""
+    for number in range(40):
+        enqueue(store, *(f"{number}-{n}" for n in range(3)), queue=f"q{number:02d}")
+    console = open_console(rate_limit=None)
+    api = console.application._api
+    asked: list[str] = []
+
+    def counting(environ: Any, start_response: Any) -> Any:
+        asked.append(environ["PATH_INFO"])
+        return api(environ, start_response)
+
+    monkeypatch.setattr(console.application, "_api", counting)
+    for address in ("/", "/queues", "/queue?name=q01", "/jobs", "/limits", "/workers"):
+        asked.clear()
+        assert console.get(address).status_code == 200
+        assert len(asked) <= 30, f"{address}: {len(asked)}"
