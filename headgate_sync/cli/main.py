@@ -18,6 +18,7 @@ COMMANDS = {
     "api": "api",
     "bulk": "bulk",
     "cluster": "workers",
+    "console": "api",
     "cron": "schedules",
     "dash": "dash",
     "demo": "local",

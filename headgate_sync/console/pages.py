@@ -13,12 +13,12 @@ from headgate_sync.inspection import MAX_PAGE
 from headgate_sync.policy import OnSaturated, Scope
 from headgate_sync.workers import COMMANDS
 
-MAX_CHARTED = 8
-MAX_SPARKS = 12
-MAX_FAIRNESS = 6
+CHARTED_QUEUES = 8
+SPARK_QUEUES = 12
+FAIRNESS_QUEUES = 6
 SHOWN_PARTITIONS = 8
 JOBS_PER_PAGE = 50
-MAX_TRAIL = 50
+TRAIL_PAGES = 50
 EVENTS_PER_PAGE = 100
 
 Query = Mapping[str, str]
@@ -79,7 +79,7 @@ def _overview(reader: Reader, query: Query) -> Context:
     busiest = sorted(
         queues,
         key=lambda s: (-s["arrival_rate"] - s["drain_rate"], -s["unfinished_jobs"]),
-    )[:MAX_CHARTED]
+    )[:CHARTED_QUEUES]
     hour = charts.RANGES["1h"]
     rejected = sum(
         bucket["admission_rejections"]
@@ -121,7 +121,7 @@ def _pressure(rate_class: Any) -> tuple[bool, float, str]:
 def _fairness(reader: Reader, queues: list[Any]) -> list[Context]:
     """The first queues that share their workers among several partitions."""
     found = []
-    for stats in [s for s in queues if s["unfinished_jobs"]][:MAX_FAIRNESS]:
+    for stats in [s for s in queues if s["unfinished_jobs"]][:FAIRNESS_QUEUES]:
         listed = reader.maybe(
             "partitions", queue=stats["queue"], limit=SHOWN_PARTITIONS
         )
@@ -135,7 +135,7 @@ def _queues(reader: Reader, query: Query) -> Context:
     next_cursor = reader.next_cursor
     urgent = views.by_urgency(listed)
     sparks = {}
-    for stats in urgent[:MAX_SPARKS]:
+    for stats in urgent[:SPARK_QUEUES]:
         history = _history(reader, stats["queue"], charts.SPARK)
         filled = charts.buckets([history], charts.SPARK, reader.now_ms)
         sparks[stats["queue"]] = charts.spark(filled)
@@ -182,7 +182,7 @@ def _jobs(reader: Reader, query: Query) -> Context:
             raise
         error = refused.message
     counted = reader.maybe("jobs", "counts", queue=chosen["queue"])
-    trail = [c for c in query.get("trail", "").split(".") if c][-MAX_TRAIL:]
+    trail = [c for c in query.get("trail", "").split(".") if c][-TRAIL_PAGES:]
     queues = reader.maybe("queues", limit=MAX_PAGE) or []
     return {
         "q": q,
@@ -228,7 +228,7 @@ def _limits(reader: Reader, query: Query) -> Context:
     wanted = dict.fromkeys(c["queue"] for c in listed if c["scope"] == Scope.PARTITION)
     partitions = {
         name: reader.maybe("partitions", queue=name, limit=MAX_PAGE) or []
-        for name in list(wanted)[:MAX_FAIRNESS]
+        for name in list(wanted)[:FAIRNESS_QUEUES]
     }
     return {
         "limits": [

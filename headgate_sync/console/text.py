@@ -6,7 +6,7 @@ import unicodedata
 from datetime import UTC, datetime
 
 NOTHING = "–"
-MAX_INSTANT_MS = 253_402_300_799_999  # the end of the year 9999
+LAST_INSTANT_MS = 253_402_300_799_999  # the end of the year 9999
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 _WINDOWS = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"}
 # Marks that turn or hide the text around them. What joins letters and emoji stays.
@@ -54,7 +54,7 @@ def instant(at_ms: int | None) -> str:
     """An instant of store time, in UTC."""
     if at_ms is None:
         return NOTHING
-    if not 0 <= at_ms <= MAX_INSTANT_MS:
+    if not 0 <= at_ms <= LAST_INSTANT_MS:
         return f"{at_ms} ms"
     moment = datetime.fromtimestamp(at_ms // 1000, UTC)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{at_ms % 1000:03d}Z"
