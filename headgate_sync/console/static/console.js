@@ -419,7 +419,10 @@
     tell();
     count();
     listen();
-    setInterval(() => { if (live && !document.hidden && performance.now() - last >= REFRESH_MS) refresh(); }, 1000);
+    setInterval(() => {
+      const most = document.querySelector("[data-fast]") ? FORCE_MS : REFRESH_MS;
+      if (live && !document.hidden && performance.now() - last >= most) refresh();
+    }, 1000);
   });
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", (event) => { if (event.persisted) { listen(); if (live) refresh(); } });
