@@ -138,6 +138,7 @@ class State:
     has_schema: bool
     has_ledger: bool
     has_jobs: bool
+    has_grants: bool
     server_version: int
     encoding: str
 

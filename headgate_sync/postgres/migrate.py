@@ -104,9 +104,11 @@ def migrate_up(
             was applied before it stays.
         StoreUnavailable: the database did not answer.
     """
+    _check_target(target)
+    _check_count("max_steps", max_steps)
+    _check_count("lock_timeout_ms", lock_timeout_ms)
     newest = versions()[-1].number
     wanted = newest if target is None else target
-    _check_steps(max_steps)
     if not 0 <= wanted <= newest:
         raise ConfigurationError(
             f"target version {wanted}: this release has versions 1 to {newest}"
@@ -158,7 +160,8 @@ def migrate_down(
         ConfigurationError: the target is above the present version, or the ledger is
             not one of this release; nothing was removed.
     """
-    _check_steps(max_steps)
+    _check_target(target)
+    _check_count("max_steps", max_steps)
     with _session(where, schema) as session:
         current = _current(session, schema)
         if not 0 <= target <= current:
@@ -242,6 +245,7 @@ def adopt(where: Target, schema: str = DEFAULT_SCHEMA, *, version: int) -> None:
             )
         if not state.has_ledger:
             session.rows("ledger_create")
+        if not state.has_grants:
             session.rows("grant_create")
         session.rows("ledger_lock")
         if history_of(session):
@@ -304,9 +308,14 @@ def _current(session: Session, schema: str) -> int:
     return len(history)
 
 
-def _check_steps(max_steps: int | None) -> None:
-    if max_steps is not None and max_steps < 1:
-        raise ConfigurationError(f"max_steps {max_steps}: must be at least 1")
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigurationError(f"{name} {value!r}: must be an integer from 1 on")
+
+
+def _check_target(value: int | None) -> None:
+    if value is not None and type(value) is not int:
+        raise ConfigurationError(f"target version {value!r}: must be an integer")
 
 
 def _check_manifest(session: Session, schema: str) -> None:

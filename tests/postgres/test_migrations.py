@@ -453,8 +453,14 @@ def test_a_target_on_the_wrong_side_is_refused(empty_database, connection, schem
         with pytest.raises(ConfigurationError, match=says):
             call(empty_database, schema, target=target)
     for call in (migrate_up, migrate_down):
-        with pytest.raises(ConfigurationError, match="max_steps 0"):
-            call(empty_database, schema, max_steps=0)
+        for steps in (0, -1, True, "2", 1.5):
+            with pytest.raises(ConfigurationError, match=f"max_steps {steps!r}"):
+                call(empty_database, schema, max_steps=steps)
+        for target in (True, "2", 1.5):
+            with pytest.raises(ConfigurationError, match=f"version {target!r}"):
+                call(empty_database, schema, target=target)
+    with pytest.raises(ConfigurationError, match="lock_timeout_ms 0"):
+        migrate_up(empty_database, schema, lock_timeout_ms=0)
     assert len(booked(connection, schema)) == 3
 
 
@@ -628,16 +634,18 @@ def test_the_newest_version_is_not_committed_over_a_schema_that_drifted(
 # Taking over
 
 
+@pytest.mark.parametrize("grants", ["recorded", "not recorded"])
 @pytest.mark.parametrize("left", ["no ledger", "an empty ledger"])
-def test_tables_from_a_dump_without_ledger_are_adopted(connection, schema, left):
+def test_tables_from_a_dump_without_ledger_are_adopted(
+    connection, schema, left, grants
+):
     migrate_up(connection, schema)
-    if left == "no ledger":
-        tamper(connection, schema, "DROP TABLE {ledger}")
+    gone = "DROP TABLE" if left == "no ledger" else "DELETE FROM"
+    tamper(connection, schema, gone + " {ledger}")
+    if grants == "not recorded":
         connection.execute(
             sql.SQL("DROP TABLE {}.headgate_grant").format(sql.Identifier(schema))
         )
-    else:
-        tamper(connection, schema, "DELETE FROM {ledger}")
     for call in (migrate_up, migrate_down, validate):
         with pytest.raises(ConfigurationError, match=f"{left}.*migrate adopt"):
             call(connection, schema)

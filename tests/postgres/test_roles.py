@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import uuid
 from contextlib import contextmanager
 
@@ -10,6 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from headgate_sync.context import JobContext
 from headgate_sync.errors import BackendError, ConfigurationError, DuplicateJob
 from headgate_sync.lease import Checkpoint, JobResult, LeaseRef, ProgressUpdate
 from headgate_sync.lifecycle import Outcome, State
@@ -19,12 +22,15 @@ from headgate_sync.postgres.migrate import grant, migrate_down, migrate_up
 from headgate_sync.postgres.roles import HIDDEN, MIGRATOR, ROLES, STATEMENTS, rights
 from headgate_sync.postgres.sql import statement_names
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.registry import Registry
+from headgate_sync.worker import Worker, WorkerConfig
 from tests import rights as drawing
 from tests import rights_page
 from tests.as_roles import drop_roles, make_roles, pools_of
 from tests.builders import admit, claim_one, enqueue, envelope
 from tests.manifest_file import newest_schema
 from tests.servers import new_database
+from tests.worker.rig import wait_for
 
 SCHEMA = "headgate"
 NOT_ALLOWED = "42501"
@@ -279,6 +285,36 @@ def test_a_worker_runs_jobs_from_enqueue_to_result(stores, queue):
     with worker.transactional.transaction() as tx:
         assert worker.transactional.claim_effect(tx, queue)
     enqueue(worker, f"{queue}d", queue=queue)
+
+
+def test_a_whole_worker_lives_on_the_rights_of_its_role(stores, queue, caplog):
+    registry, ended = Registry(), threading.Event()
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        with ctx.step("first"):
+            ctx.report_progress(1, 2)
+        assert ctx.once(lambda tx: ended.set())
+
+    worker = Worker(
+        stores["worker"],
+        registry,
+        WorkerConfig(
+            queues=(queue,),
+            capacity=2,
+            worker_id=queue,
+            duty_interval="100ms",
+        ),
+    )
+    with caplog.at_level(logging.WARNING, "headgate_sync"), worker:
+        enqueue(stores["producer"], queue, queue=queue, kind="k", payload=b"{}")
+        assert ended.wait(20)
+        wait_for(
+            lambda: stores["reader"].inspect.get_job(queue).state == State.COMPLETED,
+            "the end of the job",
+        )
+        assert [w.worker_id for w in stores["reader"].inspect.list_workers()] == [queue]
+    assert [line.getMessage() for line in caplog.records] == []
 
 
 def test_a_worker_edits_no_policy_and_no_table(url, logins, stores, queue):
