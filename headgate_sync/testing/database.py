@@ -34,11 +34,9 @@ class PgTestStore(PgStore):
 
     Attributes:
         url: conninfo of the database, for an application of the test.
-        schema: where the tables are.
     """
 
     url: str
-    schema: str
     _database: PostgresTestDatabase
 
     def freeze_clock_at(self, at_ms: int) -> None:
@@ -129,7 +127,7 @@ class PostgresTestDatabase:
             pool_size=self._pool_size,
             **{"retry_jitter": no_jitter, **options},
         )
-        store.url, store.schema, store._database = self.url, self.schema, self
+        store.url, store._database = self.url, self
         self._stores.append(store)
         return store
 

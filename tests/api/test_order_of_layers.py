@@ -195,7 +195,7 @@ def test_head_is_get_without_a_body(memory, route):
 def test_options_say_what_is_there(api):
     answer = api.send("OPTIONS", "/queues/q")
     assert answer.status_code == 204
-    assert answer.headers["Allow"] == "DELETE, OPTIONS, PUT"
+    assert answer.headers["Allow"] == "DELETE, GET, HEAD, OPTIONS, PUT"
     assert "Content-Type" not in answer.headers
 
 
