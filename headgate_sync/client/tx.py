@@ -112,7 +112,8 @@ def _sqlalchemy(connection: Any) -> Any:
 
 def _django_alias(alias: str) -> Any:
     module = sys.modules.get("django.db")
-    if module is None:
+    # Other libraries may load Django without anybody using it.
+    if module is None or not sys.modules["django.conf"].settings.configured:
         raise InvalidRequest(
             f"tx is {alias!r}: text names a Django connection, and Django is not in use"
         )

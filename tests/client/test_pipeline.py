@@ -410,7 +410,7 @@ def test_errors_that_pass_a_generator_leave_no_garbage(store):
         for _ in range(50):
             with suppress(Large):
                 client.enqueue(mail.job("a"))
-        left = [o for o in gc.get_objects() if isinstance(o, Large)]
+        left = [o for o in gc.get_objects() if type(o) is Large]
     finally:
         gc.enable()
     assert left == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate_sync.errors import HeadgateError, InvalidRequest
+from headgate_sync.idempotency import ClaimStatus, KeyClaim, StoredAnswer
 from headgate_sync.lease import (
     Ack,
     AdmitRequest,
@@ -87,6 +88,12 @@ GOOD: dict[str, Any] = {
     "states": ["completed"],
     "to_ms": 9,
     "weight": 1,
+    "answer": StoredAnswer(status=200, headers="{}", body=b""),
+    "claim": KeyClaim(status=ClaimStatus.STARTED),
+    "key": "k",
+    "request_sha256": "d",
+    "route": "GET /",
+    "ttl_ms": 5,
     "worker_id": "w",
     "command": "quiet",
     "meta": WorkerMeta(

@@ -477,7 +477,7 @@ class Model:
         """What may keep a job from running; None alone when nothing can.
 
         What the gate remembers of a class that ran dry is not the model's: a job of a
-        class with budgets may wait for it.
+        class with budgets may wait for it; nor is which workers were seen.
         """
         job = self.jobs.get(job_id)
         if job is None:
@@ -494,6 +494,7 @@ class Model:
             return {"queue_paused"}
         if job.fingerprint in self.quarantine:
             return {"quarantine"}
+        pinned = {"sticky_worker"} if job.sticky_worker else set()
         budgets = [b.at(self.now_ms) for b in self.budgets.get(job.rate_class, ())]
         if (
             job.rate_class in self.stopped
@@ -501,7 +502,7 @@ class Model:
             or self._is_oversize(job)
             or not all(budget.fits(self.cost(job)) for budget in budgets)
         ):
-            return {"rate_class"}
+            return {"rate_class", *pinned}
         occupancy = self.occupancy()
         is_full = any(
             occupancy.get(
@@ -511,7 +512,7 @@ class Model:
             and c.on_saturated is not OnSaturated.CANCEL_RUNNING
             for c in self.over(job)
         )
-        found: set[str | None] = {"concurrency_limit" if is_full else None}
+        found: set[str | None] = {"concurrency_limit" if is_full else None, *pinned}
         return found | {"rate_class"} if budgets else found
 
     def occupancy(self) -> dict[tuple[str, str], int]:

@@ -380,6 +380,13 @@ def test_the_ready_file_lives_as_long_as_jobs_are_taken(
     assert list(tmp_path.iterdir()) == []
 
 
+def checked(*arguments: str) -> Any:
+    """The exit code of a probe."""
+    with pytest.raises(SystemExit) as ended:
+        main(["worker", "check", *arguments])
+    return ended.value.code
+
+
 def test_the_ready_file_goes_on_through_an_outage(store: Any, tmp_path: Path) -> None:
     path, tap = tmp_path / "ready", TappedInspect(store)
 
@@ -396,7 +403,7 @@ def test_the_ready_file_goes_on_through_an_outage(store: Any, tmp_path: Path) ->
         wait_for(lambda: told()["store"] == "unavailable", "it tells of the outage")
         first = path.stat().st_mtime_ns
         wait_for(lambda: path.stat().st_mtime_ns > first, "it is written again")
-        assert main(["worker", "check", str(path)]) == 0
+        assert checked(str(path)) == 0
 
 
 def test_a_ready_file_that_cannot_be_written_any_more_costs_no_beat(
@@ -452,7 +459,7 @@ def test_a_probe_judges_by_age_and_content(
         path.write_text(text)
         then_s = path.stat().st_mtime - age_s
         os.utime(path, (then_s, then_s))
-    assert main(["worker", "check", str(path)]) == code
+    assert checked(str(path)) == code
     assert says in capsys.readouterr().err
 
 
@@ -460,9 +467,9 @@ def test_a_probe_has_an_age_of_its_own(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "ready"
     ReadyFile(path).write('{"healthy": true, "status": "running"}')
     os.utime(path, (path.stat().st_mtime - 30,) * 2)
-    assert main(["worker", "check", str(path), "--max-age", "20s"]) == 1
-    assert main(["worker", "check", str(path), "--max-age", "40s"]) == 0
-    assert main(["worker", "check", str(path), "--max-age", "20"]) == 2
+    assert checked(str(path), "--max-age", "20s") == 1
+    assert checked(str(path), "--max-age", "40s") == 0
+    assert checked(str(path), "--max-age", "20") == 2
     assert "--max-age" in capsys.readouterr().err
 
 
