@@ -265,7 +265,8 @@ END $$;
 -- while its class is closed in the queue. The caller holds the locks of the queues.
 CREATE FUNCTION {schema}.headgate_lower_heads(p_queues text[], p_classes text[], p_stickies text[]) RETURNS void
   LANGUAGE sql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 INSERT INTO {schema}.headgate_lane_group AS lane_group
   (rate_class, queue, sticky_worker, open, open_at_ms, head_round, head_partition)
@@ -305,7 +306,8 @@ $$;
 -- Clear the marks of lanes whose partition is below its ceilings again; the caller holds the locks of the queues.
 CREATE FUNCTION {schema}.headgate_unpark(p_queues text[], p_partitions text[]) RETURNS void
   LANGUAGE plpgsql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   u_queue text[];
@@ -559,7 +561,8 @@ END $$;
 -- Close a class in queues until an instant, null for good; the caller holds the locks of the queues.
 CREATE FUNCTION {schema}.headgate_close_class(p_queues text[], p_class text, p_open_at_ms bigint) RETURNS void
   LANGUAGE sql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 UPDATE {schema}.headgate_lane_group AS lane_group
 SET open = false, open_at_ms = p_open_at_ms
@@ -580,7 +583,8 @@ CREATE FUNCTION {schema}.headgate_oldest_running(
   p_scope text, p_queue text, p_partition text, p_class text, p_spared bigint[])
   RETURNS bigint
   LANGUAGE sql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 SELECT job.seq
 FROM {schema}.headgate_job AS job
@@ -597,7 +601,8 @@ $$;
 -- Cancel running jobs that make room; their slots are freed like those of any other job that leaves running.
 CREATE FUNCTION {schema}.headgate_displace(p_seqs bigint[], p_now_ms bigint) RETURNS void
   LANGUAGE sql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 WITH displaced AS (
   UPDATE {schema}.headgate_job AS job
@@ -623,7 +628,8 @@ $$;
 CREATE FUNCTION {schema}.headgate_send_away(p_tids tid[], p_seqs bigint[], p_state text, p_reason text, p_now_ms bigint)
   RETURNS bigint
   LANGUAGE sql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 WITH held AS MATERIALIZED (
   SELECT job.ctid AS tid

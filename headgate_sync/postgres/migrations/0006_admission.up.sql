@@ -1452,7 +1452,8 @@ CREATE FUNCTION {schema}.headgate_admit(
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   facts {schema}.headgate_admission;
@@ -1866,7 +1867,8 @@ END $$;
 CREATE FUNCTION {schema}.headgate_mark_holds(p_seqs bigint[], p_lock_wait_ms integer) RETURNS bigint
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   v_prints text[];
