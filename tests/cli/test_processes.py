@@ -102,11 +102,16 @@ def test_a_signal_ends_the_following_of_an_operation_and_not_the_operation(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Whoever started the tests in the background had it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             assert process.stderr.readline() == "0 of 1 jobs\n"
             process.send_signal(number)
-            rest = process.stderr.read()
-            code = process.wait(timeout=20)
+            try:
+                _, rest = process.communicate(timeout=20)
+            finally:
+                process.kill()
+            code = process.returncode
     assert code == (130 if number == signal.SIGINT else -signal.SIGTERM)
     assert "Traceback" not in rest
     assert pg.inspect.get_operation("op").status == "pending"
