@@ -113,7 +113,17 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["never analysed", "analysed"])
+# What the table held when it was analysed and the plans were made: states and rows each.
+THEN = {
+    "never analysed": ([], 0),
+    "analysed": ([], 0),
+    "analysed with one job": (["available"], 1),
+    "analysed with few jobs": (list(LIVE), 5),
+    "analysed when all was done": (["completed"], ROWS_PER_STATE),
+}
+
+
+@pytest.fixture(scope="module", params=THEN)
 def database(request, server_url):
     """A database with many rows, and a pool of one connection with plans of old."""
     with (
@@ -128,6 +138,11 @@ def database(request, server_url):
                     sql.Identifier(SCHEMA), sql.Identifier(table)
                 )
             )
+        states, rows = THEN[request.param]
+        if rows:
+            insert(admin, states, rows)
+            admin.execute("VACUUM ANALYZE")
+            admin.execute(f"DELETE FROM {SCHEMA}.headgate_job")
         db = Database(pool, SCHEMA)
         for name, params, _ in CALLS.values():
             for _ in range(6):
@@ -138,13 +153,17 @@ def database(request, server_url):
         yield db
 
 
+def insert(admin, states, rows):
+    admin.execute(
+        sql.SQL(_FILL).format(schema=sql.Identifier(SCHEMA)),
+        {"live": list(LIVE), "rows": rows, "states": states},
+    )
+
+
 def fill(admin):
     schema = sql.Identifier(SCHEMA)
     states = [state.value for state in State if state is not State.DELETED]
-    admin.execute(
-        sql.SQL(_FILL).format(schema=schema),
-        {"live": list(LIVE), "rows": ROWS_PER_STATE, "states": states},
-    )
+    insert(admin, states, ROWS_PER_STATE)
     admin.execute(
         sql.SQL(
             "INSERT INTO {}.headgate_tally (queue, partition_key, minute_at_ms,"

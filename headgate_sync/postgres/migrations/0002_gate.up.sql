@@ -548,7 +548,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT true AS found
         FROM {schema}.headgate_job AS job
-        WHERE job.lane_key = entry.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+        WHERE job.lane_key = entry.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
           AND (job.queue = entry.queue AND job.partition_key = entry.partition_key
             AND job.rate_class = entry.rate_class AND job.sticky_worker = entry.sticky_worker) IS TRUE
         ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
@@ -632,12 +632,16 @@ CREATE FUNCTION {schema}.headgate_send_away(p_tids tid[], p_seqs bigint[], p_sta
   SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 WITH held AS MATERIALIZED (
-  SELECT job.ctid AS tid
+  SELECT job.tid
   FROM unnest(p_tids, p_seqs) AS picked (tid, seq)
-  JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
-  -- Not in a form that a partial index answers: where statistics say that little is ready, it would be walked.
-  WHERE (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
-  FOR UPDATE OF job SKIP LOCKED
+  -- Row by row: a join of the two might begin with a walk over all jobs.
+  CROSS JOIN LATERAL (
+    SELECT known.ctid AS tid
+    FROM {schema}.headgate_job AS known
+    WHERE known.ctid = picked.tid AND known.seq = picked.seq
+      AND (known.gate_hold IS NULL AND known.state = 'available') IS TRUE
+    FOR UPDATE SKIP LOCKED
+  ) AS job
 ),
 ended AS (
   UPDATE {schema}.headgate_job AS job

@@ -130,7 +130,8 @@ DECLARE
   v_held bigint[];
   v_now bigint;
 BEGIN
-  -- A lease and not the state, which would invite the planner to walk a partial index of all running jobs.
+  -- Neither the state nor the bare seq: with statistics of another load the planner would walk the index of all running
+  -- jobs, or of all jobs in this order, instead of looking up the ids.
   IF p_lock_wait_ms > 0 THEN
     BEGIN
       PERFORM set_config('lock_timeout', p_lock_wait_ms::text, true);
@@ -138,7 +139,7 @@ BEGIN
         SELECT job.ctid
         FROM {schema}.headgate_job AS job
         WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
-        ORDER BY job.seq
+        ORDER BY job.seq + 0
         FOR UPDATE);
       PERFORM set_config('lock_timeout', '0', true);
     EXCEPTION WHEN lock_not_available THEN
@@ -152,7 +153,7 @@ BEGIN
       SELECT job.ctid
       FROM {schema}.headgate_job AS job
       WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
-      ORDER BY job.seq
+      ORDER BY job.seq + 0
       FOR UPDATE SKIP LOCKED);
   END IF;
 
@@ -164,7 +165,7 @@ BEGIN
       FROM unnest(p_job_ids, p_lease_ids, p_fences, p_firsts, p_actual_weights, p_pauses_ms) WITH ORDINALITY
         AS given (job_id, lease_id, fence, is_first, actual_weight, pause_ms, place)
       JOIN {schema}.headgate_job AS job
-        ON job.id = given.job_id AND job.lease_id = given.lease_id AND job.fence = given.fence
+        ON job.id || '' = given.job_id AND job.lease_id = given.lease_id AND job.fence = given.fence
       WHERE job.ctid = ANY (v_tids) AND given.is_first IS NOT FALSE
       ORDER BY given.place
     ) AS held;
@@ -188,8 +189,9 @@ BEGIN
         p_latencies_ms, p_error_codes, p_reason_codes, p_result_versions, p_results) WITH ORDINALITY
       AS given (job_id, given_lease_id, given_fence, is_first, outcome, delay_ms, jitter_ms, detail, latency_ms,
         error_code, reason_code, result_version, result, place)
+    -- Not the bare id: the locked rows alone are joined, not what a walk over the index of all ids brings.
     JOIN {schema}.headgate_job AS job
-      ON job.id = given.job_id AND job.lease_id = given.given_lease_id AND job.fence = given.given_fence
+      ON job.id || '' = given.job_id AND job.lease_id = given.given_lease_id AND job.fence = given.given_fence
     WHERE job.ctid = ANY (v_tids) AND given.is_first IS NOT FALSE
   ),
   settled AS (
@@ -325,7 +327,7 @@ BEGIN
     SELECT job.ctid AS tid, job.seq, job.id, job.lease_id, job.fence
     FROM {schema}.headgate_job AS job
     WHERE job.id = ANY (p_job_ids) AND job.lease_id IS NOT NULL
-    ORDER BY job.seq
+    ORDER BY job.seq + 0  -- as in headgate_ack
     FOR UPDATE SKIP LOCKED
   ) AS locked ON locked.id = given.job_id AND locked.lease_id = given.lease_id AND locked.fence = given.fence;
   v_now := {schema}.headgate_now_ms();

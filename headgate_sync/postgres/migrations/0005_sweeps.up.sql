@@ -30,11 +30,11 @@ BEGIN
   FROM (
     SELECT job.ctid AS tid, job.seq
     FROM {schema}.headgate_job AS job
-    WHERE job.state = 'running' AND job.lease_expires_at_ms <= v_now
+    WHERE (job.state = 'running') IS TRUE AND job.lease_expires_at_ms <= v_now
       -- A renewal that met the row locked went beside it; see headgate_renew.
       AND NOT EXISTS (
         SELECT FROM {schema}.headgate_extension AS extension
-        WHERE extension.job_seq = job.seq AND extension.lease_id = job.lease_id AND extension.expires_at_ms > v_now)
+        WHERE extension.job_seq = job.seq + 0 AND extension.lease_id = job.lease_id AND extension.expires_at_ms > v_now)
     ORDER BY job.lease_expires_at_ms, job.seq
     LIMIT p_limit
     FOR UPDATE SKIP LOCKED
@@ -267,7 +267,7 @@ BEGIN
     FROM {schema}.headgate_job AS job
     WHERE job.fingerprint = p_fingerprint AND job.state IN ('quarantined', 'available')
       AND (job.state = 'quarantined' OR job.gate_hold = 'quarantine')
-    ORDER BY job.seq
+    ORDER BY job.seq + 0  -- in order, and not by a walk over all jobs in that order
     FOR UPDATE
   ) AS locked;
   IF v_tids IS NULL AND NOT v_registered THEN

@@ -41,7 +41,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
       SELECT ready.seq
       FROM {schema}.headgate_job AS ready
-      WHERE ready.lane_key = lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+      WHERE ready.lane_key = lane.lane_key AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
         AND (ready.queue = lane_group.queue AND ready.partition_key = lane.partition_key
           AND ready.rate_class = lane_group.rate_class AND ready.sticky_worker = lane_group.sticky_worker) IS TRUE
         AND ready.seq <> ALL (p_passed)
@@ -856,7 +856,7 @@ BEGIN
                 WHERE quarantine.fingerprint = job.fingerprint LIMIT 1
               ) THEN -1 ELSE coalesce(job.charge_weight, job.weight)::bigint END AS weight
             FROM {schema}.headgate_job AS job
-            WHERE job.lane_key = fresh.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+            WHERE job.lane_key = fresh.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
               AND (job.priority < f_priority
                 OR (job.priority = f_priority AND (job.scheduled_at_ms, job.seq) > (f_at, f_seq)))
               AND (job.queue = q_name[fresh.place] AND job.partition_key = fresh.partition_key
@@ -1202,13 +1202,17 @@ BEGIN
   IF v_claims > 0 THEN
     RETURN QUERY
     WITH held AS MATERIALIZED (
-      SELECT job.ctid AS tid, picked.charge, picked.place
+      SELECT job.tid, picked.charge, picked.place
       FROM unnest(d_tid, d_seq, d_charge, d_action) WITH ORDINALITY AS picked (tid, seq, charge, action, place)
-      JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
+      -- Row by row: a join of the two might begin with a walk over all jobs.
+      CROSS JOIN LATERAL (
+        SELECT known.ctid AS tid
+        FROM {schema}.headgate_job AS known
+        WHERE known.ctid = picked.tid AND known.seq = picked.seq
+          AND (known.gate_hold IS NULL AND known.state = 'available') IS TRUE
+        FOR UPDATE SKIP LOCKED
+      ) AS job
       WHERE picked.action = 0
-        -- Not in a form that a partial index answers: where statistics say that little is ready, it would be walked.
-        AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
-      FOR UPDATE OF job SKIP LOCKED
     ),
     claimed AS (
       UPDATE {schema}.headgate_job AS job
@@ -1285,7 +1289,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT true AS found
         FROM {schema}.headgate_job AS job
-        WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
+        WHERE job.lane_key = l_key[t.lane] AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
           AND (job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
             AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]) IS TRUE
         ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
@@ -1294,7 +1298,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT true AS found
         FROM {schema}.headgate_job AS job
-        WHERE job.lane_key = l_key[t.lane] AND job.state = 'available' AND job.gate_hold IS NULL
+        WHERE job.lane_key = l_key[t.lane] AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
           AND (job.queue = q_name[l_queue[t.lane]] AND job.partition_key = l_partition[t.lane]
             AND job.rate_class = l_class_name[t.lane] AND job.sticky_worker = l_sticky[t.lane]) IS TRUE
           AND job.seq <> ALL (v_passed) AND cardinality(v_passed) > 0
@@ -1321,7 +1325,7 @@ BEGIN
           CROSS JOIN LATERAL (
             SELECT job.seq
             FROM {schema}.headgate_job AS job
-            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+            WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
               AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
                 AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
               AND job.seq <> ALL (v_passed)
@@ -1624,7 +1628,7 @@ BEGIN
     FROM (
       SELECT ready.seq, ready.ctid AS tid
       FROM {schema}.headgate_job AS ready
-      WHERE ready.lane_key = lanes.keys[1] AND ready.state = 'available' AND ready.gate_hold IS NULL
+      WHERE ready.lane_key = lanes.keys[1] AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
         AND (ready.queue = v_queue AND ready.partition_key = lanes.partitions[1]
           AND ready.rate_class = '' AND ready.sticky_worker = '') IS TRUE
       ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
@@ -1676,7 +1680,7 @@ BEGIN
                     SELECT true FROM {schema}.headgate_quarantine AS quarantine
                     WHERE quarantine.fingerprint = job.fingerprint LIMIT 1) END AS is_quarantined
                 FROM {schema}.headgate_job AS job
-                WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+                WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
                   AND (job.queue = v_queue AND job.partition_key = lane.partition_key
                     AND job.rate_class = '' AND job.sticky_worker = '') IS TRUE
                 ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
@@ -1714,11 +1718,16 @@ BEGIN
   IF np > 0 THEN
     RETURN QUERY
     WITH held AS MATERIALIZED (
-      SELECT job.ctid AS tid, picked.place
+      SELECT job.tid, picked.place
       FROM unnest(drawn.tids, drawn.seqs) WITH ORDINALITY AS picked (tid, seq, place)
-      JOIN {schema}.headgate_job AS job ON job.ctid = picked.tid AND job.seq = picked.seq
-      WHERE (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
-      FOR UPDATE OF job SKIP LOCKED
+      -- Row by row: a join of the two might begin with a walk over all jobs.
+      CROSS JOIN LATERAL (
+        SELECT known.ctid AS tid
+        FROM {schema}.headgate_job AS known
+        WHERE known.ctid = picked.tid AND known.seq = picked.seq
+          AND (known.gate_hold IS NULL AND known.state = 'available') IS TRUE
+        FOR UPDATE SKIP LOCKED
+      ) AS job
     ),
     claimed AS (
       UPDATE {schema}.headgate_job AS job
@@ -1779,7 +1788,7 @@ BEGIN
           active = (
             SELECT true
             FROM {schema}.headgate_job AS job
-            WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+            WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
               AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
                 AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
@@ -1804,7 +1813,7 @@ BEGIN
               CROSS JOIN LATERAL (
                 SELECT job.seq
                 FROM {schema}.headgate_job AS job
-                WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+                WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
                   AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
                     AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
                 ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq

@@ -101,7 +101,7 @@ BEGIN
   WITH truth AS MATERIALIZED (
     SELECT lane.ctid AS tid, lane.active, lane.parked, part.last_round,
       (SELECT true FROM {schema}.headgate_job AS job
-       WHERE job.lane_key = lane.lane_key AND job.state = 'available' AND job.gate_hold IS NULL
+       WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
          AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
            AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
        ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
@@ -215,7 +215,7 @@ BEGIN
     SELECT ready.lane_key, ready.queue, ready.partition_key, ready.rate_class, ready.sticky_worker
     INTO job
     FROM {schema}.headgate_job AS ready
-    WHERE ready.lane_key > v_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+    WHERE ready.lane_key > v_key AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
     ORDER BY ready.lane_key
     LIMIT 1;
     IF NOT FOUND THEN

@@ -17,7 +17,7 @@ CREATE FUNCTION {schema}.headgate_ready_before(
   AS $$
 (SELECT coalesce(ready.charge_weight, ready.weight), ready.fingerprint
  FROM {schema}.headgate_job AS ready
- WHERE ready.lane_key = p_lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+ WHERE ready.lane_key = p_lane_key AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
    AND ready.priority > CASE WHEN p_whole THEN -2147483649 ELSE p_priority::bigint END
    AND (ready.queue, ready.partition_key, ready.rate_class, ready.sticky_worker)
      IS NOT DISTINCT FROM (p_queue, p_partition, p_class, p_sticky)
@@ -26,7 +26,7 @@ CREATE FUNCTION {schema}.headgate_ready_before(
 UNION ALL
 (SELECT coalesce(ready.charge_weight, ready.weight), ready.fingerprint
  FROM {schema}.headgate_job AS ready
- WHERE NOT p_whole AND ready.lane_key = p_lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+ WHERE NOT p_whole AND ready.lane_key = p_lane_key AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
    AND ready.priority = p_priority AND (ready.scheduled_at_ms, ready.seq) < (p_at_ms, p_seq)
    AND (ready.queue, ready.partition_key, ready.rate_class, ready.sticky_worker)
      IS NOT DISTINCT FROM (p_queue, p_partition, p_class, p_sticky)
@@ -311,7 +311,7 @@ BEGIN
         CROSS JOIN LATERAL (
           SELECT 1
           FROM {schema}.headgate_job AS ready
-          WHERE ready.lane_key = peer_lane.lane_key AND ready.state = 'available' AND ready.gate_hold IS NULL
+          WHERE ready.lane_key = peer_lane.lane_key AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
             AND (ready.queue, ready.partition_key, ready.rate_class, ready.sticky_worker) IS NOT DISTINCT FROM
               (job.queue, peer_lane.partition_key, peer_lane.rate_class, peer_lane.sticky_worker)
           ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq

@@ -7,7 +7,7 @@ WITH found AS MATERIALIZED (
   FROM {schema}.headgate_job AS job
   WHERE job.id = ANY (%(job_ids)b::text[])
     AND job.state IN ({from_operator_cancel})
-  ORDER BY job.seq
+  ORDER BY job.seq + 0
   FOR UPDATE
 ),
 locked AS MATERIALIZED (

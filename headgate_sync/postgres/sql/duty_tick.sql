@@ -31,12 +31,13 @@ added AS (
   RETURNING name
 )
 SELECT held.name,
-  -- Each probe asks for the first row in the order of its index: no statistics can make the planner look for any row.
+  -- Each probe asks for the first row in the order of its index, under a condition that no other index answers: no
+  -- statistics can make the planner look for any row, or sort what another index finds.
   CASE held.name
     WHEN 'reclaimer' THEN coalesce(clock.now_ms >= (
       SELECT job.lease_expires_at_ms
       FROM {schema}.headgate_job AS job
-      WHERE job.state = 'running'
+      WHERE job.lease_expires_at_ms IS NOT NULL
       ORDER BY job.lease_expires_at_ms, job.seq
       LIMIT 1), false)
     WHEN 'promoter' THEN coalesce(clock.now_ms >= (
