@@ -1,8 +1,8 @@
 """How many rows the statements touch: no more than they have to, whatever was analysed.
 
 The functions keep the plans of their first call. Here that call comes while the tables
-are empty, as on the day of the installation; then the rows come, and nobody tells the
-planner. The server's own counters say what was read.
+are empty, as on the day of the installation or behind a load that was done; then the
+rows come, and nobody tells the planner. The server's own counters say what was read.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ CALLS = {
 }  # fmt: skip
 
 
-# What the table held when it was analysed and the plans were made: states and rows each.
+# States and rows of each that the table held when it was analysed, before the plans.
 THEN = {
     "never analysed": ([], 0),
     "analysed": ([], 0),

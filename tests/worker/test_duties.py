@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -35,11 +34,9 @@ class Ticking:
         return self.duties.step() - self.steps()
 
     def settle(self) -> None:
-        """Wait for the sweeps that run."""
-        for thread in threading.enumerate():
-            if thread.name.startswith("headgate-duty-"):
-                thread.join(PATIENCE_S)
-                assert not thread.is_alive()
+        """Wait for the sweeps that run; what no list of threads names may still end."""
+        for duty in self.duties._duties.values():
+            assert duty.join(PATIENCE_S)
 
 
 def test_the_first_tick_comes_after_one_interval(store: Any) -> None:

@@ -351,10 +351,6 @@ def test_a_process_that_ignores_the_grace_is_killed_after_it(
     wait_for(lambda: all(map(gone, pids)), "both are gone")
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 13),
-    reason="not understood: now and then the answer is not seen there",
-)
 def test_what_a_process_leaves_behind_is_ended_with_it(
     store: Any, tmp_path: Path
 ) -> None:
@@ -366,7 +362,7 @@ def test_what_a_process_leaves_behind_is_ended_with_it(
         while not os.path.exists({str(tmp_path / "left")!r}):
             time.sleep(0.01)
     """
-    run(store, script(text + "        " + SUCCESS))
+    run(store, script(textwrap.dedent(text) + SUCCESS))
     assert state_of(store, "a") is State.COMPLETED
     wait_for(lambda: gone(pid_of(tmp_path / "left")), "it is gone")
 
@@ -385,7 +381,7 @@ def test_a_runaway_in_a_session_of_its_own_does_not_hold_up_the_thread(
             time.sleep(0.01)
     """
     began_s = time.monotonic()
-    run(store, script(text + "        " + SUCCESS))
+    run(store, script(textwrap.dedent(text) + SUCCESS))
     assert time.monotonic() - began_s < PATIENCE_S
     assert state_of(store, "a") is State.COMPLETED
     os.kill(pid_of(tmp_path / "left"), signal.SIGKILL)
