@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import evolve, frozen
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
@@ -183,7 +183,53 @@ def serve(
         ConfigurationError: the address cannot be used, or others could reach it and no
             hook asks who they are.
     """
-    settings = ApiConfig() if config is None else config
+    return serve_made(
+        lambda settings: create_app(store, settings),
+        ApiConfig() if config is None else config,
+        address=address,
+        auth=auth,
+        read_only=read_only,
+        socket_mode=socket_mode,
+        threads=threads,
+        environ=environ,
+        listening=listening,
+        stop=stop,
+    )
+
+
+class Served(Protocol):
+    """A WSGI application that holds something until it is closed."""
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Answer a request."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+def serve_made(
+    make: Callable[[ApiConfig], Served],
+    settings: ApiConfig,
+    *,
+    address: str | None,
+    auth: str | Authenticate | None,
+    read_only: bool | None,
+    socket_mode: int,
+    threads: int,
+    environ: Mapping[str, str],
+    listening: Callable[[Address], object] | None,
+    stop: SimpleQueue[object] | None,
+) -> int:
+    """Serve what is made of the settings that these arguments lead to; see `serve`.
+
+    Args:
+        make: called once the address is known to be safe.
+        settings: of the API, which the arguments complete.
+    """
     hook = hook_of(auth, environ) if auth is not None else settings.authenticate
     hook = hook_of(None, environ) if hook is None else hook
     if read_only is None:
@@ -194,13 +240,14 @@ def serve(
     check_exposure(at, authenticated=hook is not None)
     # Streams hold threads, and must leave some to everybody else.
     streams = min(settings.live.max_streams, threads // 2)
-    settings = evolve(
-        settings,
-        authenticate=hook,
-        read_only=read_only,
-        live=evolve(settings.live, max_streams=streams),
+    app = make(
+        evolve(
+            settings,
+            authenticate=hook,
+            read_only=read_only,
+            live=evolve(settings.live, max_streams=streams),
+        )
     )
-    app = create_app(store, settings)
     try:
         return serve_app(
             app,

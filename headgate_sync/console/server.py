@@ -9,21 +9,10 @@ from queue import SimpleQueue
 from attrs import evolve
 
 from headgate_sync.api.config import Authenticate
-from headgate_sync.api.server import (
-    ADDRESS,
-    DEFAULT_ADDRESS,
-    DEFAULT_THREADS,
-    READ_ONLY,
-    Address,
-    check_exposure,
-    hook_of,
-    read_address,
-    serve_app,
-)
+from headgate_sync.api.server import DEFAULT_THREADS, Address, serve_made
 from headgate_sync.app import Headgate
 from headgate_sync.console.app import create_app
 from headgate_sync.console.config import ConsoleConfig
-from headgate_sync.errors import ConfigurationError
 from headgate_sync.store import Store
 
 
@@ -53,7 +42,7 @@ def serve(
         title: shown on every page; None is that of the configuration.
         config: further settings.
         socket_mode: of a Unix socket.
-        threads: most requests at the same time, open streams included.
+        threads: most requests at the same time; streams get half of them at most.
         environ: of the process.
         listening: called with the address once connections are taken.
         stop: anything put into it ends the server, as a signal does.
@@ -66,32 +55,16 @@ def serve(
             hook asks who they are.
     """
     settings = ConsoleConfig() if config is None else config
-    hook = hook_of(auth, environ) if auth is not None else settings.api.authenticate
-    hook = hook_of(None, environ) if hook is None else hook
-    at = read_address(
-        address or environ.get(ADDRESS) or DEFAULT_ADDRESS, socket_mode=socket_mode
-    )
-    check_exposure(at, authenticated=hook is not None)
-    if read_only is None:
-        read_only = settings.api.read_only or _flag(environ)
-    api = evolve(settings.api, authenticate=hook, read_only=read_only)
     named = settings.title if title is None else title
-    app = create_app(store, evolve(settings, api=api, title=named))
-    try:
-        return serve_app(
-            app,
-            at,
-            authenticated=hook is not None,
-            threads=threads,
-            listening=listening,
-            stop=stop,
-        )
-    finally:
-        app.close()
-
-
-def _flag(environ: Mapping[str, str]) -> bool:
-    text = environ.get(READ_ONLY) or "0"
-    if text not in ("0", "1"):
-        raise ConfigurationError(f"{READ_ONLY} is {text!r}, expected 0 or 1")
-    return text == "1"
+    return serve_made(
+        lambda api: create_app(store, evolve(settings, api=api, title=named)),
+        settings.api,
+        address=address,
+        auth=auth,
+        read_only=read_only,
+        socket_mode=socket_mode,
+        threads=threads,
+        environ=environ,
+        listening=listening,
+        stop=stop,
+    )

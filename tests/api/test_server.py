@@ -18,6 +18,7 @@ import pytest
 from headgate_sync import MemStore
 from headgate_sync.api import ApiConfig, LiveUpdates, server
 from headgate_sync.api.server import is_loopback, read_address, serve
+from headgate_sync.console.server import serve as serve_console
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.identity import Identity
 from tests.builders import enqueue
@@ -29,7 +30,7 @@ WAIT_S = 20
 class Running:
     """A server in a thread of the test."""
 
-    def __init__(self, store, **options):
+    def __init__(self, store, serve=serve, **options):
         self._stop, ready = SimpleQueue(), SimpleQueue()
         self.codes = []
 
@@ -232,8 +233,12 @@ def test_a_request_that_is_being_answered_is_answered_before_the_end():
     assert found == [200]
 
 
-def test_streams_leave_threads_to_others():
-    with Running(MemStore(), threads=2) as running, running.connect() as connection:
+@pytest.mark.parametrize("served", [serve, serve_console])
+def test_streams_leave_threads_to_others(served):
+    with (
+        Running(MemStore(), served, threads=2) as running,
+        running.connect() as connection,
+    ):
         line = b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
         connection.sendall(line)
         assert connection.recv(12) == b"HTTP/1.1 200"
