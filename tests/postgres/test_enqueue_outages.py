@@ -67,9 +67,9 @@ def test_a_repeated_enqueue_joins_the_one_whose_answer_was_lost(
                     ).fetchone(),
                     "the commit",
                 )
+                proxy.answers = bytes  # for the connection that the pool opens next
                 proxy.cut()
                 assert isinstance(sent.result(20), StoreUnavailable)
-        proxy.answers = bytes
         cut_off.enqueue(batch)
         with pytest.raises(IdConflict):
             cut_off.enqueue([envelope("a", payload=b"other")])
