@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from benchmarks.bare import Bare, bare
 from benchmarks.database import fresh_store
-from benchmarks.load import backlog, preload
+from benchmarks.load import at_rest, backlog, preload
 from benchmarks.report import Report, percentile
 from headgate_sync.lease import Ack, AdmitRequest
 from headgate_sync.lifecycle import Outcome
@@ -32,6 +32,7 @@ def run(url: str, options: Namespace) -> Report:
         with bare(url) as plain:
             for _ in range(options.runs):
                 plain.fill(rows)
+                at_rest(url)
                 plain_p50.append(percentile(bare_claims(plain, options), 0.5))
         report.figure(f"bare_p50_ms_{rows}", plain_p50)
         for partitions in options.partitions:
@@ -39,6 +40,7 @@ def run(url: str, options: Namespace) -> Report:
             with fresh_store(url) as store:
                 backlog(url, store, rows, partitions=partitions)
                 settle_news(store)
+                at_rest(url)
                 runs = []
                 for _ in range(options.runs):
                     # Past the fold of what the load appended, and at the same depth.

@@ -20,7 +20,7 @@ from psycopg import sql
 from benchmarks.admit import bare_claims, settle_news
 from benchmarks.bare import bare
 from benchmarks.database import SCHEMA, fresh_store
-from benchmarks.load import backlog, enqueue_all, envelopes, multiply
+from benchmarks.load import at_rest, backlog, enqueue_all, envelopes, multiply
 from benchmarks.report import Report, percentile
 from headgate_sync.envelope import Envelope
 from headgate_sync.lease import Ack, AdmissionBatch, AdmitRequest
@@ -114,11 +114,13 @@ def scenes(url: str, options: Namespace, report: Report) -> None:
                 # As deep as the scene, and never claimed empty.
                 if left - spent < depth // 2:
                     plain.fill(depth)
+                    at_rest(url)
                     left = depth
                 left -= spent
                 with fresh_store(url) as store:
                     _fill(url, store, scene)
                     settle_news(store)
+                    at_rest(url)
                     Admitter(store, options.capacity).calls(20)
                     runs, bares = [], []
                     for _ in range(options.runs):

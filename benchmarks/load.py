@@ -14,14 +14,17 @@ from headgate_sync.store import Store
 
 _next_id = UlidGenerator()
 
-# Each round copies every template once, so that partitions take turns in the backlog.
+# Each round copies every template once, so that partitions take turns in the backlog. As
+# those of a producer do, ids ascend with the rows: else each claim would touch as many
+# pages of their index as it has jobs.
 _MULTIPLY = """
 INSERT INTO {schema}.headgate_job (id, {columns})
-SELECT job.id || '-' || round.number, {columns}
+SELECT left(%(ids)s[1], 14)
+  || lpad((round.number * cardinality(%(ids)s) + known.place)::text, 12, '0'), {columns}
 FROM generate_series(1, %(rounds)s) AS round (number)
-CROSS JOIN {schema}.headgate_job AS job
-WHERE job.id = ANY (%(ids)s)
-ORDER BY round.number, job.seq
+CROSS JOIN unnest(%(ids)s) WITH ORDINALITY AS known (id, place)
+JOIN {schema}.headgate_job AS job ON job.id = known.id
+ORDER BY round.number, known.place
 """
 _TALLY = """
 INSERT INTO {schema}.headgate_tally
@@ -77,7 +80,7 @@ def multiply(url: str, templates: Sequence[Envelope], rows: int) -> int:
     """Copy waiting jobs within the database until there are about so many rows.
 
     The templates must have been enqueued, so that the gate knows their lanes; nothing
-    is analysed. Returns how many rows there are now.
+    is vacuumed or analysed. Returns how many rows there are now.
     """
     rounds = max(0, rows // len(templates) - 1)
     params = {"rounds": rounds, "ids": [job.id for job in templates]}
@@ -92,6 +95,13 @@ def multiply(url: str, templates: Sequence[Envelope], rows: int) -> int:
                 params,
             )
     return len(templates) * (rounds + 1)
+
+
+def at_rest(url: str) -> None:
+    """Vacuum, analyse and write down what a load left to whoever comes first."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+        connection.execute("CHECKPOINT")
 
 
 def backlog(url: str, store: Store, rows: int, *, partitions: int = 1) -> None:
