@@ -19,10 +19,10 @@ _next_id = UlidGenerator()
 # pages of their index as it has jobs.
 _MULTIPLY = """
 INSERT INTO {schema}.headgate_job (id, {columns})
-SELECT left(%(ids)s[1], 14)
-  || lpad((round.number * cardinality(%(ids)s) + known.place)::text, 12, '0'), {columns}
+SELECT left((%(ids)s::text[])[1], 14)
+  || lpad((round.number * cardinality(%(ids)s::text[]) + known.place)::text, 12, '0'), {columns}
 FROM generate_series(1, %(rounds)s) AS round (number)
-CROSS JOIN unnest(%(ids)s) WITH ORDINALITY AS known (id, place)
+CROSS JOIN unnest(%(ids)s::text[]) WITH ORDINALITY AS known (id, place)
 JOIN {schema}.headgate_job AS job ON job.id = known.id
 ORDER BY round.number, known.place
 """

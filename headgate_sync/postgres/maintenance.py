@@ -29,7 +29,6 @@ INDEXES = (
     "headgate_job_ended",
     "headgate_job_fingerprint",
     "headgate_job_hold",
-    "headgate_job_lease",
     "headgate_job_listing",
     "headgate_job_oldest",
     "headgate_job_ready",

@@ -23,7 +23,7 @@ from headgate_sync.lease import (
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS, UPKEEP_INTERVAL_MS
+from headgate_sync.policy import LOCK_WAIT_MS, UPKEEP_INTERVAL_MS
 from headgate_sync.postgres.acks import Acker, RetryOptions, random_jitter
 from headgate_sync.postgres.capabilities import PgOutputs, PgProgress, PgResults
 from headgate_sync.postgres.database import (
@@ -66,7 +66,6 @@ DEFAULT_POOL_TIMEOUT_MS = 10_000
 RECONNECT_TIMEOUT_S = 5
 HEALTH_TIMEOUT_MS = 1_000
 
-_GATE = {name: Int4(value) for name, value in GATE_CONSTANTS.items()}
 # An idle connection is probed and a sent request is given up, so that a server that
 # vanished without a word is noticed. What the address says wins.
 _CONNECTION = {
@@ -219,7 +218,6 @@ class PgStore:
             capacity=Int4(request.capacity),
             lease_ms=Int8(request.lease_ms),
             quantum=Int4(request.quantum),
-            **_GATE,
         )
         if passed_over := rows[-1][6]:
             self._mark_holds(passed_over)

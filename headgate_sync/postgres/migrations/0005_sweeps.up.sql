@@ -30,7 +30,7 @@ BEGIN
   FROM (
     SELECT job.ctid AS tid, job.seq
     FROM {schema}.headgate_job AS job
-    WHERE (job.state = 'running') IS TRUE AND job.lease_expires_at_ms <= v_now
+    WHERE job.state = 'running' AND job.lease_expires_at_ms <= v_now
       -- A renewal that met the row locked went beside it; see headgate_renew.
       AND NOT EXISTS (
         SELECT FROM {schema}.headgate_extension AS extension

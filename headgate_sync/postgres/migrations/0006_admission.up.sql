@@ -1496,7 +1496,9 @@ DECLARE
   p_taken integer[];
   s_tid tid[];
   v_full tid[];
+  v_left tid[];
   v_rested text[];
+  v_empty text[];
   nd integer := 0;
   v_claims integer := 0;
   li integer;
@@ -1623,7 +1625,7 @@ BEGIN
   IF v_plain AND v_alone THEN
     -- A partition alone may take it all.
     v_quantum := p_capacity;
-    SELECT array_agg(1) AS lanes, array_agg(job.seq) AS seqs, array_agg(job.tid) AS tids
+    SELECT array_agg(1) AS lanes, array_agg(job.seq) AS seqs, array_agg(job.tid) AS tids, NULL::integer[] AS others
     INTO drawn
     FROM (
       SELECT ready.seq, ready.ctid AS tid
@@ -1645,7 +1647,8 @@ BEGIN
     v_most := CASE WHEN np >= p_capacity THEN 2 ELSE p_capacity END;
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
-        array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, bool_or(c.seq IS NULL) AS is_gone,
+        array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, array_agg(c.lane) FILTER (WHERE NOT c.is_picked) AS others,
+        bool_or(c.seq IS NULL) AS is_gone,
         bool_or(c.is_quarantined OR (c.is_picked AND c.nth > c.room)) AS is_refused,
         count(*) FILTER (WHERE NOT c.is_over) AS within,
         bool_or(c.is_picked AND c.nth = least(c.share + v_beyond, v_most) AND c.nth < p_capacity) AS is_used_up,
@@ -1770,6 +1773,7 @@ BEGIN
         WHERE job.state = 'running' AND job.lease_id = p_lease_id AND job.claimed_at_ms = v_now
         ORDER BY picked.place);
     END IF;
+    v_left := ARRAY (SELECT lanes.tids[other.lane] FROM unnest(drawn.others) AS other (lane));
     p_taken := array_fill(0, ARRAY[np]);
     FOREACH li IN ARRAY drawn.lanes LOOP
       IF p_taken[li] = 0 THEN
@@ -1781,22 +1785,45 @@ BEGIN
       END IF;
     END LOOP;
     IF v_claims > 0 THEN
-      -- A lane is laid to rest only by a look that found it empty after everything announced was folded.
+      -- A lane is laid to rest only by a look that found it empty after everything announced was folded. One of which
+      -- more was drawn than taken needs no look.
       WITH served AS (
         UPDATE {schema}.headgate_lane AS lane
         SET last_round = q_round[1] + 1, parked = coalesce(lane.ctid = ANY (v_full), false),
-          active = (
+          active = CASE WHEN lane.ctid = ANY (v_left) THEN true ELSE (
             SELECT true
             FROM {schema}.headgate_job AS job
             WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
               AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
                 AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
-            LIMIT 1) IS NOT NULL
+            LIMIT 1) IS NOT NULL END
         WHERE lane.ctid = ANY (s_tid)
         RETURNING lane.partition_key, lane.active
       )
       SELECT array_agg(served.partition_key) FILTER (WHERE NOT served.active) INTO v_rested FROM served;
+      IF v_rested IS NOT NULL THEN
+        -- A partition without work, in lanes of other classes and workers either, loses its credit.
+        v_empty := ARRAY (
+          SELECT rested.partition_key
+          FROM unnest(v_rested) AS rested (partition_key)
+          LEFT JOIN LATERAL (
+            SELECT true AS found
+            FROM {schema}.headgate_lane AS lane
+            CROSS JOIN LATERAL (
+              SELECT job.seq
+              FROM {schema}.headgate_job AS job
+              WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
+                AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
+                  AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
+              ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
+              LIMIT 1
+            ) AS job
+            WHERE lane.queue = v_queue AND lane.partition_key = rested.partition_key AND lane.active
+            LIMIT 1
+          ) AS other ON true
+          WHERE other.found IS NULL);
+      END IF;
     END IF;
   END IF;
   IF np > 0 OR q_freed[1] > 0 THEN
@@ -1806,21 +1833,7 @@ BEGIN
         last_round = CASE WHEN done.taken > 0 THEN q_round[1] + 1 ELSE part.last_round END
       FROM (
         SELECT p.tid, p.taken, p.deficit AS before,
-          -- A partition without work, in lanes of other classes and workers either, loses its credit.
-          CASE WHEN p.key = ANY (v_rested) AND (
-              SELECT true
-              FROM {schema}.headgate_lane AS lane
-              CROSS JOIN LATERAL (
-                SELECT job.seq
-                FROM {schema}.headgate_job AS job
-                WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
-                  AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
-                    AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
-                ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
-                LIMIT 1
-              ) AS job
-              WHERE lane.queue = v_queue AND lane.partition_key = p.key AND lane.active
-              LIMIT 1) IS NULL THEN 0
+          CASE WHEN p.key = ANY (v_empty) THEN 0
             ELSE greatest(0, least(
               p.deficit + coalesce(p.override, v_quantum) - p.taken,
               p_deficit_cap * coalesce(p.override, v_quantum)::bigint)) END AS deficit

@@ -17,6 +17,7 @@ from headgate_sync.lifecycle import (
     Event,
     states_sql,
 )
+from headgate_sync.policy import GATE_CONSTANTS
 
 MAX_SCHEMA_BYTES = 63
 
@@ -50,16 +51,17 @@ def statement_source(name: str) -> str:
 
 @cache
 def fragments() -> Mapping[str, sql.Composable]:
-    """What stands in the files for the rules of the lifecycle, by placeholder.
+    """What stands in the files for the rules of lifecycle and gate, by placeholder.
 
     `unfinished`, `waiting` and `evictable` are lists of states; `from_<event>` lists
     the states in which an event can happen, `to_<event>` is the state that it leads to,
-    where that is one.
+    where that is one. The constants of the gate have their own names.
     """
     texts = {
         "unfinished": states_sql(UNFINISHED),
         "waiting": states_sql(WAITING),
         "evictable": states_sql(EVICTABLE),
+        **{name: f"{value}::integer" for name, value in GATE_CONSTANTS.items()},
     }
     for event in Event:
         rows = [row for row in TRANSITIONS if row.event is event]

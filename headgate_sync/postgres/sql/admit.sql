@@ -1,6 +1,5 @@
 -- Decide which jobs a worker may run, claim and lease them.
--- Arguments: worker, lease_id text; queues text[], sorted; capacity, quantum integer; lease_ms bigint; the constants of
---            policy.
+-- Arguments: worker, lease_id text; queues text[], sorted; capacity, quantum integer; lease_ms bigint.
 -- Rows:      the claims in the order of the decisions, then always one row with the facts of the call.
 -- Locks:     queues, class rows, job rows skipping what is locked; see headgate_admit in 0006_admission.
 SELECT ordinal, retry_after_ms, refused_rate_class, refused_concurrency_limit, refused_fairness, refused_quarantine,
@@ -10,7 +9,6 @@ SELECT ordinal, retry_after_ms, refused_rate_class, refused_concurrency_limit, r
   lease_expires_at_ms, claimed_at_ms, checkpoint::text, cursor_data, charge_weight
 FROM {schema}.headgate_admit(
   %(worker)s::text, %(lease_id)s::text, %(queues)b::text[], %(capacity)s::integer, %(lease_ms)s::bigint,
-  %(quantum)s::integer, %(window_max)s::integer, %(window_spare)s::integer, %(window_draws)s::integer,
-  %(deficit_cap)s::integer, %(ledger_lag)s::integer, %(fold_max)s::integer, %(hold_max)s::integer,
-  %(lock_wait_ms)s::integer, %(busy_ms)s::integer
+  %(quantum)s::integer, {window_max}, {window_spare}, {window_draws}, {deficit_cap}, {ledger_lag}, {fold_max},
+  {hold_max}, {lock_wait_ms}, {busy_ms}
 )

@@ -35,11 +35,9 @@ SELECT held.name,
   -- statistics can make the planner look for any row, or sort what another index finds.
   CASE held.name
     WHEN 'reclaimer' THEN coalesce(clock.now_ms >= (
-      SELECT job.lease_expires_at_ms
+      SELECT min(job.lease_expires_at_ms)
       FROM {schema}.headgate_job AS job
-      WHERE job.lease_expires_at_ms IS NOT NULL
-      ORDER BY job.lease_expires_at_ms, job.seq
-      LIMIT 1), false)
+      WHERE job.state = 'running'), false)
     WHEN 'promoter' THEN coalesce(clock.now_ms >= (
       SELECT job.scheduled_at_ms
       FROM {schema}.headgate_job AS job
