@@ -1,4 +1,8 @@
-"""The bare limit: the same work on a plain table, one statement each and no policy."""
+"""The bare limit: the same work on a plain table, one statement each and no policy.
+
+The table is what one would write first for a queue on PostgreSQL: a handful of columns,
+one partial index beside the primary key, the payload as JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +16,43 @@ from typing import Any
 import psycopg
 
 PAYLOAD = b'{"order_id":4711,"tenant":"acme","note":"' + b"x" * 160 + b'"}'
+TEXT = PAYLOAD.decode()
 
 _TABLE = """
 DROP TABLE IF EXISTS bare_job;
 CREATE TABLE bare_job (
-  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, queue text NOT NULL,
-  priority integer NOT NULL, scheduled_at_ms bigint NOT NULL, state text NOT NULL,
-  attempt integer NOT NULL DEFAULT 0, worker text, lease_expires_at_ms bigint,
-  payload bytea NOT NULL) WITH (fillfactor = 85);
-CREATE INDEX bare_ready ON bare_job (queue, priority DESC, scheduled_at_ms, id)
-  WHERE state = 'available';
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  queue text NOT NULL DEFAULT 'bench', part text NOT NULL DEFAULT '',
+  state smallint NOT NULL DEFAULT 0, priority smallint NOT NULL DEFAULT 0,
+  scheduled_at timestamptz NOT NULL DEFAULT now(), attempt integer NOT NULL DEFAULT 0,
+  payload jsonb NOT NULL DEFAULT '{}', worker text, lease uuid,
+  lease_until timestamptz);
+CREATE INDEX bare_ready ON bare_job (queue, priority, scheduled_at, id) WHERE state = 0;
 """
 
-INSERT = """
-INSERT INTO bare_job (queue, priority, scheduled_at_ms, state, payload)
-VALUES ('bench', 0, 1, 'available', %s)
-"""
+INSERT = "INSERT INTO bare_job (payload) VALUES (%s::jsonb)"
 
 _INSERT_MANY = """
-INSERT INTO bare_job (queue, priority, scheduled_at_ms, state, payload)
-SELECT 'bench', 0, 1, 'available', payload FROM unnest(%b::bytea[]) AS payload
+INSERT INTO bare_job (payload)
+SELECT payload::jsonb FROM unnest(%b::text[]) AS payload
 """
 
 _FILL = """
-INSERT INTO bare_job (queue, priority, scheduled_at_ms, state, payload)
-SELECT 'bench', 0, number, 'available', %s FROM generate_series(1, %s) AS number
+INSERT INTO bare_job (scheduled_at, payload)
+SELECT now() - interval '1 hour' + number * interval '1 us', %s::jsonb
+FROM generate_series(1, %s) AS number
 """
 
 _CLAIM = """
-UPDATE bare_job SET state = 'running', attempt = attempt + 1, worker = 'w',
-  lease_expires_at_ms = 1 WHERE id = ANY (ARRAY (
-    SELECT id FROM bare_job WHERE queue = 'bench' AND state = 'available'
-    ORDER BY priority DESC, scheduled_at_ms, id LIMIT %s FOR UPDATE SKIP LOCKED))
-RETURNING id, queue, priority, scheduled_at_ms, attempt, payload
+UPDATE bare_job SET state = 1, attempt = attempt + 1, worker = %s,
+  lease_until = now() + interval '30 s' WHERE id = ANY (ARRAY (
+    SELECT id FROM bare_job
+    WHERE queue = 'bench' AND state = 0 AND scheduled_at <= now()
+    ORDER BY priority, scheduled_at, id LIMIT %s FOR UPDATE SKIP LOCKED))
+RETURNING *
 """
 
-_ACK = "DELETE FROM bare_job WHERE id = ANY (%b::bigint[]) AND state = 'running'"
+_ACK = "DELETE FROM bare_job WHERE id = ANY (%b::bigint[]) AND state = 1"
 
 
 class Bare:
@@ -64,20 +69,22 @@ class Bare:
     def fill(self, rows: int) -> None:
         """A table with that many available rows, analysed."""
         self.reset()
-        self.connection.execute(_FILL, (PAYLOAD, rows))
+        self.connection.execute(_FILL, (TEXT, rows))
         self.connection.execute("VACUUM ANALYZE bare_job")
 
     def insert_one(self) -> None:
         """One row, one commit."""
-        self.connection.execute(INSERT, (PAYLOAD,))
+        self.connection.execute(INSERT, (TEXT,))
 
     def insert_many(self, rows: int) -> None:
         """Many rows, one statement, one commit."""
-        self.connection.execute(_INSERT_MANY, ([PAYLOAD] * rows,))
+        self.connection.execute(_INSERT_MANY, ([TEXT] * rows,))
 
     def claim(self, rows: int) -> list[int]:
         """Claim up to that many rows; returns their ids."""
-        return [row[0] for row in self.connection.execute(_CLAIM, (rows,)).fetchall()]
+        return [
+            row[0] for row in self.connection.execute(_CLAIM, ("w", rows)).fetchall()
+        ]
 
     def ack(self, ids: list[int]) -> None:
         """Finish claimed rows."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from benchmarks.bare import INSERT, PAYLOAD, Bare, bare
+from benchmarks.bare import INSERT, PAYLOAD, TEXT, Bare, bare
 from benchmarks.database import fresh_store
 from benchmarks.load import envelopes
 from benchmarks.report import Report
@@ -72,7 +72,7 @@ def _joined(url: str, plain: Bare, store: PgStore, count: int) -> dict[str, floa
     jobs = iter(envelopes(count, payload=PAYLOAD))
     with psycopg.connect(url) as connection:
         connection.execute("SELECT 1")
-        bare_s = _each(count, lambda: connection.execute(INSERT, (PAYLOAD,)))
+        bare_s = _each(count, lambda: connection.execute(INSERT, (TEXT,)))
         connection.commit()
         connection.execute("SELECT 1")
         assert store.transactional is not None

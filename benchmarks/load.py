@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import sql
 
+from benchmarks.bare import PAYLOAD
 from benchmarks.database import SCHEMA
 from headgate_sync.envelope import Envelope, fingerprint
 from headgate_sync.ids import UlidGenerator
@@ -14,13 +15,14 @@ from headgate_sync.store import Store
 
 _next_id = UlidGenerator()
 
-# Each round copies every template once, so that partitions take turns in the backlog. As
-# those of a producer do, ids ascend with the rows: else each claim would touch as many
+# Each round copies every template once, so that partitions take turns in the backlog. Ids
+# ascend with the rows, as those of a producer do: else each claim would touch as many
 # pages of their index as it has jobs.
 _MULTIPLY = """
 INSERT INTO {schema}.headgate_job (id, {columns})
 SELECT left((%(ids)s::text[])[1], 14)
-  || lpad((round.number * cardinality(%(ids)s::text[]) + known.place)::text, 12, '0'), {columns}
+  || lpad((round.number * cardinality(%(ids)s::text[]) + known.place)::text, 12, '0'),
+  {columns}
 FROM generate_series(1, %(rounds)s) AS round (number)
 CROSS JOIN unnest(%(ids)s::text[]) WITH ORDINALITY AS known (id, place)
 JOIN {schema}.headgate_job AS job ON job.id = known.id
@@ -106,6 +108,8 @@ def at_rest(url: str) -> None:
 
 def backlog(url: str, store: Store, rows: int, *, partitions: int = 1) -> None:
     """A backlog of that depth; only one job per partition goes in by a call."""
-    templates = envelopes(min(rows, partitions), partitions=partitions)
+    templates = envelopes(
+        min(rows, partitions), partitions=partitions, payload=PAYLOAD
+    )
     enqueue_all(store, templates)
     multiply(url, templates, rows)
