@@ -15,9 +15,9 @@ from headgate_sync.store import Store
 
 _next_id = UlidGenerator()
 
-# Each round copies every template once, so that partitions take turns in the backlog. Ids
-# ascend with the rows, as those of a producer do: else each claim would touch as many
-# pages of their index as it has jobs.
+# Each round copies every template once, so that partitions take turns in the backlog.
+# Ids ascend with the rows, as those of a producer do: else each claim would touch as
+# many pages of their index as it has jobs.
 _MULTIPLY = """
 INSERT INTO {schema}.headgate_job (id, {columns})
 SELECT left((%(ids)s::text[])[1], 14)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +27,9 @@ _FACTS = 7
 
 
 def admission_batch(rows: Sequence[Row], lease_id: str) -> AdmissionBatch:
-    """The answer of an admission: claims in order, then one row of facts."""
-    facts = rows[-1]
+    """The answer of an admission: numbered claims, then one row of facts."""
+    *claims, facts = rows
+    claims.sort(key=itemgetter(0))
     refused = {
         name: count
         for name, count in zip(
@@ -38,7 +40,7 @@ def admission_batch(rows: Sequence[Row], lease_id: str) -> AdmissionBatch:
         if count
     }
     return AdmissionBatch(
-        units=tuple(AdmissionUnit((claim(row, lease_id),)) for row in rows[:-1]),
+        units=tuple(AdmissionUnit((claim(row, lease_id),)) for row in claims),
         retry_after_ms=facts[1],
         refused=refused,
     )

@@ -19,22 +19,25 @@
 CREATE TABLE {schema}.headgate_queue (
   queue text COLLATE "C" PRIMARY KEY,
   paused boolean NOT NULL DEFAULT false,
-  weight bigint NOT NULL DEFAULT 1 CHECK (weight >= 1),
-  dispatch_count bigint NOT NULL DEFAULT 0 CHECK (dispatch_count >= 0),
+  weight bigint NOT NULL DEFAULT 1,
+  dispatch_count bigint NOT NULL DEFAULT 0,
   round bigint NOT NULL DEFAULT 0,
-  inflight bigint NOT NULL DEFAULT 0
+  inflight bigint NOT NULL DEFAULT 0,
+  -- One constraint and not several, here and below: each is prepared anew for each statement.
+  CHECK (weight >= 1 AND dispatch_count >= 0)
 ) WITH (fillfactor = 10);
 
 CREATE TABLE {schema}.headgate_partition (
   queue text COLLATE "C" NOT NULL,
   partition_key text COLLATE "C" NOT NULL,
-  deficit bigint NOT NULL DEFAULT 0 CHECK (deficit >= 0),
-  inflight bigint NOT NULL DEFAULT 0 CHECK (inflight >= 0),
+  deficit bigint NOT NULL DEFAULT 0,
+  inflight bigint NOT NULL DEFAULT 0,
   last_round bigint NOT NULL DEFAULT 0,
-  quantum_override integer CHECK (quantum_override >= 1),
+  quantum_override integer,
   idle_since_ms bigint,
   idle_round bigint,
-  PRIMARY KEY (queue, partition_key)
+  PRIMARY KEY (queue, partition_key),
+  CHECK (deficit >= 0 AND inflight >= 0 AND quantum_override >= 1)
 ) WITH (
   fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0);
@@ -73,8 +76,7 @@ CREATE TABLE {schema}.headgate_lane_group (
   head_round bigint,
   head_partition text COLLATE "C",
   PRIMARY KEY (rate_class, queue, sticky_worker),
-  CHECK ((head_round IS NULL) = (head_partition IS NULL)),
-  CHECK (open_at_ms IS NULL OR NOT open)
+  CHECK ((head_round IS NULL) = (head_partition IS NULL) AND (open_at_ms IS NULL OR NOT open))
 ) WITH (fillfactor = 50);
 
 CREATE INDEX headgate_lane_group_open ON {schema}.headgate_lane_group
@@ -183,8 +185,8 @@ CREATE TABLE {schema}.headgate_gate_place (
 ) WITH (fillfactor = 10);
 INSERT INTO {schema}.headgate_gate_place VALUES ('', '', -9223372036854775808);
 
--- One row of an admission. ordinal above 0: claims in the order of the decisions, which also number jobs that were sent
--- away. ordinal 0, always present and last: the facts of the call, which are null in the claims.
+-- One row of an admission. ordinal above 0: claims; it counts the decisions, jobs that were sent away included. ordinal 0,
+-- always present and last: the facts of the call, which are null in the claims.
 CREATE TYPE {schema}.headgate_admission AS (
   ordinal integer,
   retry_after_ms bigint,

@@ -1201,8 +1201,12 @@ BEGIN
   END IF;
   IF v_claims > 0 THEN
     RETURN QUERY
-    WITH held AS MATERIALIZED (
-      SELECT job.tid, picked.charge, picked.place
+    UPDATE {schema}.headgate_job AS job
+    SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
+      claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = held.charge, settled_lease_id = NULL,
+      settled_outcome = NULL
+    FROM (
+      SELECT free.tid, picked.charge, picked.place
       FROM unnest(d_tid, d_seq, d_charge, d_action) WITH ORDINALITY AS picked (tid, seq, charge, action, place)
       -- Row by row: a join of the two might begin with a walk over all jobs.
       CROSS JOIN LATERAL (
@@ -1211,23 +1215,12 @@ BEGIN
         WHERE known.ctid = picked.tid AND known.seq = picked.seq
           AND (known.gate_hold IS NULL AND known.state = 'available') IS TRUE
         FOR UPDATE SKIP LOCKED
-      ) AS job
+      ) AS free
       WHERE picked.action = 0
-    ),
-    claimed AS (
-      UPDATE {schema}.headgate_job AS job
-      SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
-        claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = held.charge, settled_lease_id = NULL,
-        settled_outcome = NULL
-      FROM held
-      WHERE job.ctid = held.tid
-      RETURNING held.place, job.seq, job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
-        job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
-        job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
-        job.periodic_schedule_id, job.periodic_tick_ms, job.headers, job.sticky_worker, job.fence,
-        job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data, job.charge_weight
-    )
-    SELECT job.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
+      OFFSET 0
+    ) AS held
+    WHERE job.ctid = held.tid
+    RETURNING held.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
       NULL::integer, NULL::bigint[], job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
       job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
       job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
@@ -1236,9 +1229,7 @@ BEGIN
         SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag)
         ELSE ARRAY[]::text[] END,
       job.sticky_worker, job.fence, job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data,
-      job.charge_weight
-    FROM claimed AS job
-    ORDER BY job.place;
+      job.charge_weight;
     GET DIAGNOSTICS v_wait = ROW_COUNT;
     v_count := v_count + v_wait;
   END IF;
@@ -1720,8 +1711,11 @@ BEGIN
 
   IF np > 0 THEN
     RETURN QUERY
-    WITH held AS MATERIALIZED (
-      SELECT job.tid, picked.place
+    UPDATE {schema}.headgate_job AS job
+    SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
+      claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = 0, settled_lease_id = NULL, settled_outcome = NULL
+    FROM (
+      SELECT free.tid, picked.place
       FROM unnest(drawn.tids, drawn.seqs) WITH ORDINALITY AS picked (tid, seq, place)
       -- Row by row: a join of the two might begin with a walk over all jobs.
       CROSS JOIN LATERAL (
@@ -1730,22 +1724,11 @@ BEGIN
         WHERE known.ctid = picked.tid AND known.seq = picked.seq
           AND (known.gate_hold IS NULL AND known.state = 'available') IS TRUE
         FOR UPDATE SKIP LOCKED
-      ) AS job
-    ),
-    claimed AS (
-      UPDATE {schema}.headgate_job AS job
-      SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
-        claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = 0, settled_lease_id = NULL,
-        settled_outcome = NULL
-      FROM held
-      WHERE job.ctid = held.tid
-      RETURNING held.place, job.seq, job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
-        job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
-        job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
-        job.periodic_schedule_id, job.periodic_tick_ms, job.headers, job.sticky_worker, job.fence,
-        job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data, job.charge_weight
-    )
-    SELECT job.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
+      ) AS free
+      OFFSET 0
+    ) AS held
+    WHERE job.ctid = held.tid
+    RETURNING held.place::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::integer,
       NULL::integer, NULL::bigint[], job.id, job.kind, job.schema_version, job.payload, job.queue, job.partition_key,
       job.rate_class, job.weight, job.fingerprint, job.priority, job.attempt, job.crash_attempt, job.max_attempts,
       job.scheduled_at_ms, job.timeout_ms, job.deadline_ms, job.retention_ms, job.unique_key, job.unique_states,
@@ -1754,9 +1737,7 @@ BEGIN
         SELECT tag.tag FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = job.seq ORDER BY tag.tag)
         ELSE ARRAY[]::text[] END,
       job.sticky_worker, job.fence, job.lease_expires_at_ms, job.claimed_at_ms, job.checkpoint, job.cursor_data,
-      job.charge_weight
-    FROM claimed AS job
-    ORDER BY job.place;
+      job.charge_weight;
     GET DIAGNOSTICS v_claims = ROW_COUNT;
     nd := cardinality(drawn.lanes);
     IF v_claims < nd THEN

@@ -1,6 +1,6 @@
 -- Decide which jobs a worker may run, claim and lease them.
 -- Arguments: worker, lease_id text; queues text[], sorted; capacity, quantum integer; lease_ms bigint.
--- Rows:      the claims in the order of the decisions, then always one row with the facts of the call.
+-- Rows:      the claims, numbered in the order of the decisions, then always one row with the facts of the call.
 -- Locks:     queues, class rows, job rows skipping what is locked; see headgate_admit in 0006_admission.
 SELECT ordinal, retry_after_ms, refused_rate_class, refused_concurrency_limit, refused_fairness, refused_quarantine,
   passed_over, id, kind, schema_version, payload, queue, partition_key, rate_class, weight, fingerprint, priority,
