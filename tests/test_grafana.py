@@ -56,7 +56,14 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield rule["expr"], " ".join(rule["annotations"].values())
     for variable in dashboard()["templating"]["list"]:
         if variable["type"] == "query":
-            yield variable["query"]["query"].replace("label_values(", "("), ""
+            # Names of metrics by a pattern, so that queues without workers show too.
+            found = re.fullmatch(
+                r'label_values\(\{__name__=~"([\w|]+)"\}, (\w+)\)',
+                variable["query"]["query"],
+            )
+            assert found
+            for metric in found[1].split("|"):
+                yield metric, f"{{{{{found[2]}}}}}"
 
 
 def faults(expression: str, shown: str, known: dict[str, set[str]]) -> set[str]:
