@@ -20,7 +20,9 @@ def _options(command: Any) -> Any:
             "--read-only", is_flag=True, help="Refuse changes [HEADGATE_READ_ONLY]."
         ),
         click.option("--auth", help="module:callable; else HEADGATE_API_TOKEN."),
-        click.option("--address", help="host:port or unix:/path [HEADGATE_API_ADDR]."),
+        click.option(
+            "--address", "--addr", help="host:port or unix:/path [HEADGATE_API_ADDR]."
+        ),
         click.option("--app", metavar="APP", help="module:attribute of a Headgate."),
     ):
         command = option(command)

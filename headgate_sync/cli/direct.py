@@ -10,7 +10,7 @@ from headgate_sync.backlog import MAX_QUEUES
 from headgate_sync.cli import shapes
 from headgate_sync.cli.control import Json
 from headgate_sync.client.client import Client
-from headgate_sync.envelope import Envelope, fingerprint
+from headgate_sync.envelope import Envelope, check_kind, fingerprint
 from headgate_sync.errors import NotFound, Unsupported
 from headgate_sync.ids import UlidGenerator
 from headgate_sync.inspection import MAX_PAGE, Inspect, QuarantineEntry
@@ -160,6 +160,7 @@ class DirectControl:
         return {"id": made, "replay_of": job_id}
 
     def enqueue(self, kind: str, payload: bytes, fields: Mapping[str, Any]) -> Json:
+        check_kind(kind)  # before its fingerprint is made
         job = Envelope(
             kind=kind,
             payload=payload,

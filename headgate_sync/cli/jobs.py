@@ -17,7 +17,7 @@ from headgate_sync.cli.session import (
     yes_option,
 )
 from headgate_sync.cli.text import instant, readable, span
-from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD
+from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD, typed_bytes
 
 _PARTS = ("result", "output", "progress", "checkpoint")
 _DONE = {
@@ -56,7 +56,7 @@ def job() -> None:
 
 
 @job.command("ls")
-@click.argument("query", required=False)
+@click.argument("query", nargs=-1)
 @click.option("--state")
 @click.option("--queue")
 @click.option("--kind")
@@ -66,7 +66,7 @@ def job() -> None:
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True)
 @click.option("--cursor", help="Of the page before.")
 @pass_session
-def ls(session: Session, query: str | None, limit: int, **asked: Any) -> None:
+def ls(session: Session, query: tuple[str, ...], limit: int, **asked: Any) -> None:
     """List jobs, the newest first.
 
     QUERY is such as `queue:mail state:archived tag:eu welcome`; terms must all hold,
@@ -81,7 +81,7 @@ def ls(session: Session, query: str | None, limit: int, **asked: Any) -> None:
         tags_any=asked["any_tag"],
     )
     found = session.connect().jobs(
-        query, fields=fields, cursor=asked["cursor"], limit=limit
+        " ".join(query) or None, fields=fields, cursor=asked["cursor"], limit=limit
     )
     output.page(session, found, "jobs", _JOBS)
 
@@ -114,6 +114,13 @@ def _opened(part: Json | None, name: str, show: bool) -> Json | None:
     return rest | {name: text, f"{name}_encoding": encoding}
 
 
+def _is_told(value: Any) -> bool:
+    """Whether a table shows it: a checkpoint without steps, for one, says nothing."""
+    if isinstance(value, dict):
+        return any(part not in (None, "", [], {}, 0) for part in value.values())
+    return value not in (None, "", [])
+
+
 @job.command()
 @click.argument("id")
 @click.option(
@@ -137,7 +144,7 @@ def show(session: Session, id: str, payload: bool) -> None:
     shown = {
         name: (_when(name) if name.endswith("_at_ms") else name)
         for name in found
-        if found[name] not in (None, "", [], {})
+        if _is_told(found[name])
     }
     output.record(session, found, shown)
     if attempts:
@@ -268,7 +275,7 @@ def enqueue(session: Session, kind: str, payload: bytes, **asked: Any) -> None:
         schema_version=asked["schema_version"],
         tags=asked["tag"],
         sticky_worker=asked["sticky_worker"],
-        unique_key=None if key is None else key.encode("utf-8", "surrogateescape"),
+        unique_key=None if key is None else typed_bytes("unique_key", key),
         pending=asked["pending"] or None,
     )
     output.record(session, session.connect().enqueue(kind, payload, fields))

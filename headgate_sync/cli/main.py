@@ -13,6 +13,7 @@ import click
 from headgate_sync import __version__
 from headgate_sync.cli.errors import INTERRUPTED
 from headgate_sync.cli.session import Group, shared_options
+from headgate_sync.cli.text import visible
 
 COMMANDS = {
     "api": "api",
@@ -61,6 +62,13 @@ class Commands(Group):
             context.exit(INTERRUPTED)
 
 
+class _OneLine(logging.Formatter):
+    """A warning may name a queue or a worker, and these may be any text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record))
+
+
 @click.group(
     cls=Commands,
     params=shared_options(),
@@ -77,4 +85,6 @@ def headgate() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # letters that it cannot write
             stream.reconfigure(errors="backslashreplace")
-    logging.basicConfig(level=logging.WARNING, format="headgate: %(message)s")
+    told = logging.StreamHandler()
+    told.setFormatter(_OneLine("headgate: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[told])

@@ -16,7 +16,7 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import instant, span
+from headgate_sync.cli.text import drain, instant, span
 from headgate_sync.cli.values import DURATION
 
 BACKLOG: output.Columns = {
@@ -25,7 +25,7 @@ BACKLOG: output.Columns = {
     "oldest": lambda q: span(q["oldest_available_ms"]),
     "in/s": "arrival_rate",
     "out/s": "drain_rate",
-    "time to drain": lambda q: span(q["time_to_drain_ms"]),
+    "time to drain": lambda q: drain(q["time_to_drain_ms"]),
     "paused": "paused",
 }
 _QUEUES: output.Columns = BACKLOG | {

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from headgate_sync.cli.control import Json
+from headgate_sync.envelope import check_text
 from headgate_sync.errors import ConfigurationError, HeadgateError
 
 TIMEOUT_S = 30
@@ -299,8 +300,11 @@ class HttpControl:
 
         Raises:
             HttpFailed: no answer, or one that says no.
+            InvalidRequest: a value that no address can carry; nothing is sent.
         """
         asked = {k: v for k, v in (query or {}).items() if v is not None}
+        for name, value in asked.items():
+            check_text(name, str(value))
         url = f"{self._base}/{path}" + (f"?{urlencode(asked)}" if asked else "")
         headers = {"Accept": "application/json"}
         if self._token is not None:
@@ -325,7 +329,7 @@ class HttpControl:
 
 def _in(name: str) -> str:
     """A name as one segment of a path."""
-    return quote(name, safe="")
+    return quote(check_text("the name", name), safe="")
 
 
 def _base64(data: bytes) -> str:

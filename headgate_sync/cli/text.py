@@ -50,6 +50,11 @@ def span(ms: int | None) -> str:
     return f"{ms}ms"
 
 
+def drain(ms: int | None) -> str:
+    """The time to drain of a queue, which has none while it does not shrink."""
+    return "∞" if ms is None else span(ms)
+
+
 def cell(value: object) -> str:
     """A value of a table."""
     if value is None or value == "":

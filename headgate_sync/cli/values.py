@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from headgate_sync.cli.text import visible
 from headgate_sync.durations import duration_ms, instant_ms
 from headgate_sync.envelope import MAX_INT64
 from headgate_sync.errors import InvalidRequest
@@ -61,6 +62,18 @@ class InstantType(click.ParamType):  # type: ignore[type-arg]
             )
 
 
+def typed_bytes(name: str, text: str) -> bytes:
+    """The bytes of an argument as they were typed, also where they are no UTF-8.
+
+    Raises:
+        InvalidRequest: a lone surrogate that stands for no byte.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} must not contain a lone surrogate") from None
+
+
 class PayloadType(click.ParamType):  # type: ignore[type-arg]
     """Bytes: `@file`, `@-` for the standard input, or the text itself."""
 
@@ -73,14 +86,14 @@ class PayloadType(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, bytes):
             return value
         if not value.startswith("@"):
-            return str(value).encode("utf-8", "surrogateescape")
+            return typed_bytes("payload", value)
         if value == "@-":
             return sys.stdin.buffer.read()
         try:
             return Path(value[1:]).read_bytes()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            self.fail(f"{value[1:]} cannot be read: {why}", param, ctx)
+            self.fail(f"{visible(value[1:])} cannot be read: {why}", param, ctx)
 
 
 class BudgetType(click.ParamType):  # type: ignore[type-arg]

@@ -11,7 +11,7 @@ from headgate_sync.envelope import fingerprint
 from headgate_sync.lease import LeaseRef
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.workers import WorkerMeta
-from tests.builders import claim_one, envelope
+from tests.builders import claim_one, enqueue, envelope
 from tests.cli.conftest import Run, invoke, told
 
 
@@ -242,6 +242,13 @@ def test_bulk_over_the_database_ends_without_any_worker(over_database, pg):
     found = told(over_database("bulk", "retry", "--state", "archived", "--apply"))
     assert (found["status"], found["affected"]) == ("completed", 3)
     assert pg.inspect.counts().counts == {"available": 3}
+
+
+def test_bulk_cancel_ends_what_is_not_finished(over_database, pg):
+    enqueue(pg, "a", "b")
+    done = over_database("bulk", "cancel", "--queue", "q", "--apply", "--yes")
+    assert told(done)["affected"] == 2
+    assert pg.inspect.counts().counts == {"cancelled": 2}
 
 
 def test_bulk_can_be_left_to_itself_and_followed_later(run, pg):
@@ -549,3 +556,22 @@ def test_upkeep_does_not_go_over_http(clean):
     ):
         done = invoke(*words, "--api", "http://127.0.0.1:1", code=2)
         assert "needs the database itself" in done.stderr
+
+
+def test_the_terms_of_a_search_need_no_quotes(run, pg):
+    enqueue(pg, "a", queue="mail")
+    enqueue(pg, "b", queue="mail", kind="other")
+    enqueue(pg, "c")
+    found = told(run("job", "ls", "queue:mail", "state:available", "tk"))["jobs"]
+    assert [one["id"] for one in found] == ["a"]
+
+
+def test_a_table_leaves_out_a_checkpoint_without_steps(run, pg):
+    enqueue(pg, "a")
+    assert "checkpoint" not in run("job", "show", "a", "-o", "table").stdout
+    assert told(run("job", "show", "a"))["checkpoint"] is not None
+
+
+def test_a_queue_that_does_not_shrink_has_no_end(run, pg):
+    enqueue(pg, "a")
+    assert "∞" in run("stats", "-o", "table").stdout
