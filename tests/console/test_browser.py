@@ -94,6 +94,19 @@ def test_a_refusal_is_told(served, page):
     page.get_by_text("operator_cancel is not defined from cancelled").wait_for()
 
 
+def test_a_name_that_no_address_can_carry_reaches_nothing_else(served, page):
+    """A browser takes the part out: this would be the queue `enqueue-limit`."""
+    store = MemStore()
+    enqueue(store, "a", queue=".")
+    steer(store).set_queue_weight("enqueue-limit", 2)
+    steer(store).set_enqueue_limit(".", 5)
+    page.goto(f"{served(store)}/queue?name=.")
+    page.get_by_label("limit").fill("")
+    page.get_by_label("limit").press("Enter")
+    page.get_by_text("No browser can send the name").wait_for()
+    assert {q.queue for q in steer(store).queue_stats()} == {".", "enqueue-limit"}
+
+
 def test_deleting_a_queue_needs_its_name(served, page):
     store = MemStore()
     enqueue(store, "a")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from headgate_sync.console.pages import PAGES
-from headgate_sync.lease import ProgressUpdate
+from headgate_sync.lease import Checkpoint, ProgressUpdate
 from headgate_sync.lifecycle import STORED, Outcome, State
 from headgate_sync.policy import Ceiling, RateClassConfig
 from headgate_sync.schedule import Schedule
@@ -355,6 +356,68 @@ def test_hostile_text_stays_text(console, store, text):
     assert "img" not in tags
     queue = look(console, "/queue", name=text)
     assert any(text == act.get("typed") for act in queue.acts)
+
+
+@pytest.mark.parametrize("text", [SCRIPT, HOSTILE[1], HOSTILE[4]])
+def test_hostile_text_stays_text_in_every_other_field(console, store, text):
+    """Ids, workers, tags, progress, steps, pauses, schedules, log fields."""
+    name = text.encode("ascii", "ignore").decode()
+    store.enqueue(
+        [
+            envelope(
+                text, partition_key=text, rate_class=text, tags=["<b>&amp;"],
+                sticky_worker=name, fingerprint=text,
+            )
+        ]
+    )  # fmt: skip
+    beat(store, worker_id=name, host=text)
+    claim = claim_one(store, worker=name)
+    assert store.progress is not None
+    store.progress.write_job_progress(
+        claim.lease_ref, ProgressUpdate(current=1, total=2, message=text)
+    )
+    steps = Checkpoint(
+        completed_steps=(text,), in_progress_step="x" + text, step_set_hash="h"
+    )
+    store.checkpoint(claim.lease_ref, steps)
+    line = {"level": text, "message": text, "at_ms": 1, "fields": {text: text}}
+    store.ack(
+        claim.lease_ref,
+        Outcome.RETRY,
+        error=text,
+        logs=[json.dumps(line)],
+        delay_ms=60_000,
+    )
+    steer(store).pause_rate_class(text, 60_000, text)
+    steer(store).upsert_schedule(
+        Schedule(
+            id="s", kind="k", spec="@daily", next_run_ms=1, queue=text,
+            partition_key=text, rate_class=text, sticky_worker=name,
+        )
+    )  # fmt: skip
+    replayed = steer(store).replay_job(text, new_id=f"2{text}")
+    tags = set()
+    for address, query in (
+        ("/jobs", {}),
+        ("/jobs", {"q": f"id:{text}"}),
+        ("/job", {"id": text}),
+        ("/job", {"id": replayed}),
+        ("/rate-classes", {}),
+        ("/periodic", {"events": "s"}),
+        ("/workers", {}),
+        ("/quarantine", {}),
+    ):
+        page = look(console, address, **query)
+        tags |= set(page.tags)
+        assert page.tags.count("script") == 2, address
+        assert not [n for _, n, _ in page.attributes if n.startswith("on")]
+        shown = re.sub(
+            r'data-\w+="[^"]*"|value="[^"]*"',
+            "",
+            console.get(address, query_string=query).text,
+        )
+        assert not re.search("[\u202e\u2066\u0007\u001b\u007f]", shown), address
+    assert tags.isdisjoint({"img", "b-evil", "iframe"})
 
 
 def test_what_an_address_says_is_no_markup(console):

@@ -43,6 +43,8 @@
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
   async function call(method, path, body) {
+    // An address with such a part becomes another one before it is sent.
+    if (/\/\.{1,2}(?=[/?]|$)/.test(path)) throw new Error("No browser can send the name . or ..; use the command line");
     const options = { method, headers: { Accept: "application/json" }, credentials: "same-origin" };
     if (method !== "GET") {
       options.headers["Idempotency-Key"] = newKey();
