@@ -249,7 +249,7 @@ def serve_made(
         )
     )
     try:
-        return serve_app(
+        return _serve_app(
             app,
             at,
             authenticated=hook is not None,
@@ -261,7 +261,7 @@ def serve_made(
         app.close()
 
 
-def serve_app(
+def _serve_app(
     app: Wsgi | ControlApi,
     address: Address,
     *,
@@ -270,8 +270,7 @@ def serve_app(
     listening: Callable[[Address], object] | None = None,
     stop: SimpleQueue[object] | None = None,
 ) -> int:
-    """Serve a WSGI application under the same rules; see `serve`."""
-    check_exposure(address, authenticated=authenticated)
+    """Serve at an address that was found safe, until a signal or `stop`."""
     guarded: Any = app if authenticated or address.path else _OwnHost(app)
     ending: SimpleQueue[object] = SimpleQueue() if stop is None else stop
     server = _Server(address, guarded, threads)

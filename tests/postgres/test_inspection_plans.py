@@ -209,7 +209,7 @@ def test_the_filter_of_a_list_is_put_in_line(store, path):
     assert "Seq Scan" not in plan
 
 
-def test_a_page_of_queues_is_a_fixed_number_of_statements(store):
+def test_a_page_is_a_fixed_number_of_statements(store):
     names = [f"q{n}" for n in range(100)] + [f"new{n}" for n in range(100)]
     run = []
     plain = database_module.Session.rows
@@ -224,6 +224,9 @@ def test_a_page_of_queues_is_a_fixed_number_of_statements(store):
         assert len(run) <= 3
         run.clear()
         store.inspect.list_jobs()
+        assert len(run) == 2
+        run.clear()
+        store.inspect.get_jobs([str(number) for number in range(1_000)])
         assert len(run) == 2
     finally:
         database_module.Session.rows = plain

@@ -351,6 +351,24 @@ def test_a_sweep_that_ran_out_of_time_goes_on_where_it_was(swept, store, clock):
     ]  # fmt: skip
 
 
+def test_a_sweep_out_of_time_starts_behind_those_that_keep_failing(swept, store, clock):
+    """They stay in front: from the first one on it would never come to the last."""
+    steer(store).set_enqueue_limit("full", 0)
+    for n in range(60):
+        put(store, clock, f"blocked-{n:02}", queue="full")
+    put(store, clock, "healthy")
+    steps = Steps()
+
+    def now_s() -> float:
+        steps.advance(0.02)
+        return steps()
+
+    scheduler = Scheduler(swept, now_s=now_s)
+    reports = [scheduler.sweep() for _ in range(10)]
+    assert reports[0].unfinished
+    assert sum(report.enqueued for report in reports) == 1
+
+
 def test_a_store_without_inspection_has_no_schedules():
     class Bare:
         inspect = None
