@@ -20,6 +20,7 @@ TIMEOUT_S = 30
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 PAGE = 200
 _ABSENT = (404, 501)
+_BELOW = "/api/v1"
 
 
 class HttpFailed(HeadgateError):
@@ -49,7 +50,7 @@ class HttpControl:
     """`ControlClient` over HTTP; one request at a time, nothing is repeated.
 
     Args:
-        url: what the API is mounted at, without `/api/v1`.
+        url: what the API is mounted at, with `/api/v1` or without.
         token: sent as a bearer token.
 
     Raises:
@@ -69,7 +70,7 @@ class HttpControl:
             )
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ConfigurationError("the token has characters that no header may have")
-        self._base = url.rstrip("/") + "/api/v1"
+        self._base = url.rstrip("/").removesuffix(_BELOW) + _BELOW
         self._token = token
         self._opener = urllib.request.build_opener(_NoRedirect)
 
@@ -372,4 +373,6 @@ def _refusal(error: urllib.error.HTTPError) -> HttpFailed:
         facts = "".join(f", {name}={value}" for name, value in said.items())
     except (HttpFailed, OSError, http.client.HTTPException):
         message, facts = str(error.reason), ""
+    if error.code == 401:
+        facts += "; is HEADGATE_TOKEN set?"
     return HttpFailed(f"{error.code}: {message}{facts}", error.code)

@@ -20,12 +20,9 @@ from tests.observe import differences
 # As they stand in JSON: Python's own writer would never send some of them.
 HOSTILE = (
     r'"\u0000"', r'"\udfff\ud800x"', '""', r'"\r\nX-Injected: yes"',
-    '"\'; DROP TABLE headgate.headgate_job; --"', '"<script>%(x)s{schema}"',
-    '"' + "x" * 70_000 + '"',
-    "0", "-1", "9223372036854775807", "9223372036854775808", "-9223372036854775808",
-    "1e999", "1.0", "true", "null",
-    "[]", "{}", r'["\u0000"]', r'["\ud800"]', '[null]', "[[]]",
-    r'{"a\u0000": "x"}', r'{"a": "\ud800"}', '{"": ""}', '{"limit": 1}',
+    '"\'; DROP TABLE headgate.headgate_job; --"', '"' + "x" * 70_000 + '"',
+    "-1", "9223372036854775807", "9223372036854775808", "1e999", "1.0", "true", "null",
+    "[]", "{}", r'["\ud800"]', "[[]]", r'{"a\u0000": "x"}', '{"": ""}',
     "9" * 4_000, "[" * 2_000 + "]" * 2_000,
 )  # fmt: skip
 IN_PATHS = (

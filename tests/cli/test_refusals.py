@@ -154,7 +154,7 @@ def answering(
     [
         (403, b'{"error": "read-only mode"}', 4, "403: read-only mode"),
         (404, b'{"error": "no such job"}', 3, "404: no such job"),
-        (401, b'{"error": "authentication required"}', 1, "authentication required"),
+        (401, b'{"error": "authentication required"}', 1, "is HEADGATE_TOKEN set?"),
         (409, b'{"error": "dup", "existing_id": "x"}', 1, "409: dup, existing_id=x"),
         (500, b"<html>\x1b[31m", 1, "500: Internal Server Error"),
         (503, b'{"error": "a\\u001b[31mb"}', 1, r"a\x1b[31mb"),
@@ -198,8 +198,9 @@ def test_looking_sends_no_key_and_changing_one_that_is_new_each_time(
     assert heard[0].startswith("POST /ops/api/v1/queues/a%2Fb/pause ".rstrip())
     assert "Bearer from-the-environment" in heard[0]
     with answering(200, b"[]") as (url, heard):
-        invoke("rate", "ls", "--api", url)
+        invoke("rate", "ls", "--api", f"{url}/api/v1/")
     assert "Idempotency-Key" not in heard[0]
+    assert heard[0].startswith("GET /api/v1/rate-classes\n")
 
 
 def test_a_server_that_hangs_up_is_exit_code_1(clean):
