@@ -15,7 +15,7 @@ class Document(HTMLParser):
     Attributes:
         text: what a reader sees, blanks run together.
         links: the targets of all links.
-        acts: what buttons and forms would send.
+        acts: what buttons and forms would send; of a form with its `fields`.
         tags: the names of all elements.
         settings: what the script is told.
     """
@@ -29,6 +29,7 @@ class Document(HTMLParser):
         self.scripts: list[str] = []
         self._parts: list[str] = []
         self._inside: list[str] = []
+        self._form: dict[str, Any] | None = None
         self.feed(response.text)
         self.close()
         self.text = " ".join("".join(self._parts).split())
@@ -44,10 +45,17 @@ class Document(HTMLParser):
             self.links.append(given["href"] or "")
         if given.get("data-act"):
             self.acts.append(json.loads(given["data-act"] or ""))
+            if tag == "form":
+                self._form = self.acts[-1] | {"fields": []}
+                self.acts[-1] = self._form
+        if tag in ("input", "select", "textarea") and self._form is not None:
+            self._form["fields"].append(given)
         if tag in ("script", "style"):
             self._inside.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "form":
+            self._form = None
         if self._inside and self._inside[-1] == tag:
             self._inside.pop()
 
