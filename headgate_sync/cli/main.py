@@ -13,7 +13,7 @@ import click
 from headgate_sync import __version__
 from headgate_sync.cli.errors import INTERRUPTED
 from headgate_sync.cli.session import Group, shared_options
-from headgate_sync.cli.text import visible
+from headgate_sync.cli.text import OneLine
 
 COMMANDS = {
     "api": "api",
@@ -62,13 +62,6 @@ class Commands(Group):
             context.exit(INTERRUPTED)
 
 
-class _OneLine(logging.Formatter):
-    """A warning may name a queue or a worker, and these may be any text."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return visible(super().formatMessage(record))
-
-
 @click.group(
     cls=Commands,
     params=shared_options(),
@@ -86,5 +79,5 @@ def headgate() -> None:
         if isinstance(stream, io.TextIOWrapper):  # letters that it cannot write
             stream.reconfigure(errors="backslashreplace")
     told = logging.StreamHandler()
-    told.setFormatter(_OneLine("headgate: %(message)s"))
+    told.setFormatter(OneLine("headgate: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[told])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -21,6 +22,19 @@ def visible(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
+
+
+class OneLine(logging.Formatter):
+    """Writes what the package logs on one line, which no name can forge or steer.
+
+    Ids, queues and workers may have any name. Tracebacks keep their lines, and what
+    others log stays as it is.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line of a record, made visible when it is one of the package's."""
+        line = super().formatMessage(record)
+        return visible(line) if record.name.startswith("headgate_sync") else line
 
 
 def instant(at_ms: int | None) -> str:

@@ -22,6 +22,7 @@ from tenacity import (
 )
 
 from headgate_sync.app import Headgate
+from headgate_sync.cli.text import OneLine
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import check_int
 from headgate_sync.errors import (
@@ -216,10 +217,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = parser().parse_args(argv)
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=arguments.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        told = logging.StreamHandler()
+        told.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=arguments.log_level.upper(), handlers=[told])
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)

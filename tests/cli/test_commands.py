@@ -575,3 +575,8 @@ def test_a_table_leaves_out_a_checkpoint_without_steps(run, pg):
 def test_a_queue_that_does_not_shrink_has_no_end(run, pg):
     enqueue(pg, "a")
     assert "∞" in run("stats", "-o", "table").stdout
+
+
+def test_an_id_that_is_a_route_of_the_api_shows_nothing_else(over_http, pg):
+    enqueue(pg, "counts")
+    assert "not that job" in over_http("job", "show", "counts", code=1).stderr

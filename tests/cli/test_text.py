@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate_sync.cli.text import cell, instant, span, visible
+from headgate_sync.cli.text import OneLine, cell, instant, span, visible
 from headgate_sync.durations import duration_ms
 from tests.builders import envelope
 from tests.cli.conftest import told
@@ -105,6 +107,25 @@ def test_a_table_says_how_to_get_the_next_page(run, pg):
 )
 def test_a_span_is_told_by_its_two_largest_units(ms, text):
     assert span(ms) == text
+
+
+def test_a_name_cannot_forge_a_line_of_the_log():
+    def line(name, job_id, exc_info=None):
+        record = logging.LogRecord(
+            name, logging.INFO, "p", 1, "job %s", (job_id,), exc_info
+        )
+        return OneLine("%(name)s: %(message)s").format(record)
+
+    forged = "a\n2030-01-01 ERROR\x1b[31m"
+    assert line("headgate_sync.worker", forged) == (
+        r"headgate_sync.worker: job a\n2030-01-01 ERROR\x1b[31m"
+    )
+    assert line("app", "a\nb") == "app: job a\nb"
+    try:
+        raise ValueError("why")
+    except ValueError:
+        told = line("headgate_sync.worker", "a", exc_info=sys.exc_info())
+    assert told.splitlines()[-1] == "ValueError: why"
 
 
 @given(st.integers(1, 10**12))

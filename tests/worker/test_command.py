@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headgate_sync.app import Headgate
+from headgate_sync.cli.text import OneLine
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.registry import Registry
 from headgate_sync.worker import WorkerConfig
@@ -208,6 +209,7 @@ def test_logging_is_set_up_only_where_nobody_did(monkeypatch: Any, capsys: Any) 
     monkeypatch.setattr(root, "level", logging.WARNING)
     main(["no_such_module_at_all:hg", "--log-level", "debug"])
     assert len(root.handlers) == 1
+    assert isinstance(root.handlers[0].formatter, OneLine)
     assert root.level == logging.DEBUG
     kept = list(root.handlers)
     main(["no_such_module_at_all:hg", "--log-level", "error"])
