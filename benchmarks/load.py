@@ -108,8 +108,6 @@ def at_rest(url: str) -> None:
 
 def backlog(url: str, store: Store, rows: int, *, partitions: int = 1) -> None:
     """A backlog of that depth; only one job per partition goes in by a call."""
-    templates = envelopes(
-        min(rows, partitions), partitions=partitions, payload=PAYLOAD
-    )
+    templates = envelopes(min(rows, partitions), partitions=partitions, payload=PAYLOAD)
     enqueue_all(store, templates)
     multiply(url, templates, rows)
