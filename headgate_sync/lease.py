@@ -305,17 +305,32 @@ _NOTHING_REFUSED: Mapping[str, int] = MappingProxyType({})
 
 
 @frozen
+class SentAway:
+    """Jobs that an admission ended, since a full ceiling does not let them wait.
+
+    Attributes:
+        policy: "discard" for jobs archived, "cancel_incoming" for jobs cancelled.
+    """
+
+    queue: str
+    policy: str
+    count: int
+
+
+@frozen
 class AdmissionBatch(Sequence[AdmissionUnit]):
     """The answer of an admit, in the order of the decisions.
 
     Attributes:
         retry_after_ms: when the earliest blocked rate class reopens; None without one.
         refused: candidates refused in this call, by name of the policy.
+        sent_away: what full ceilings ended in this call, by queue and policy.
     """
 
     units: tuple[AdmissionUnit, ...] = ()
     retry_after_ms: int | None = None
     refused: Mapping[str, int] = _NOTHING_REFUSED
+    sent_away: tuple[SentAway, ...] = ()
 
     def __len__(self) -> int:
         return len(self.units)

@@ -19,12 +19,13 @@ class Admitted:
 
 @frozen(kw_only=True)
 class Rejected:
-    """A handler handed its job back because of a limit that it met itself.
+    """A handler handed its job back, or a full ceiling ended jobs that came in.
 
-    Jobs that the gate leaves waiting are not reported: they were never claimed.
+    Jobs that the gate leaves waiting are not reported.
 
     Attributes:
-        policy: "rate_class".
+        policy: "rate_class" of a handler that met a limit itself; "discard" or
+            "cancel_incoming" of ceilings, told by the worker that asked for work.
     """
 
     queue: str

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, merge
 from typing import Any
 
-from headgate_sync.lease import AdmissionBatch, AdmissionUnit, AdmitRequest, Claim
+from headgate_sync.lease import (
+    AdmissionBatch,
+    AdmissionUnit,
+    AdmitRequest,
+    Claim,
+    SentAway,
+)
 from headgate_sync.lifecycle import Event
 from headgate_sync.memory.lanes import (
     Desk,
@@ -50,6 +56,10 @@ RATE_CLASS = "rate_class"
 CONCURRENCY_LIMIT = "concurrency_limit"
 FAIRNESS = "fairness"
 QUARANTINE = "quarantine"
+_ENDS = {
+    OnSaturated.DISCARD: Event.SATURATION_DISCARD,
+    OnSaturated.CANCEL_INCOMING: Event.SATURATION_CANCEL,
+}
 
 
 class Gate:
@@ -268,6 +278,7 @@ class Call:
         self.blocked = False
         self.unlimited = False
         self.refused: Counter[str] = Counter()
+        self.sent_away: Counter[tuple[str, str]] = Counter()
         self.displaced: Counter[Partition] = Counter()
 
     def run(self) -> AdmissionBatch:
@@ -289,6 +300,10 @@ class Call:
             tuple(AdmissionUnit((claim,)) for claim in self.claims),
             self._retry_after_ms(),
             dict(self.refused),
+            tuple(
+                SentAway(queue, policy, count)
+                for (queue, policy), count in sorted(self.sent_away.items())
+            ),
         )
 
     # The window
@@ -449,10 +464,9 @@ class Call:
             runner.closed = True
             self.refused[CONCURRENCY_LIMIT] += 1
             return False
-        if action is OnSaturated.DISCARD:
-            self.rows.move(job, Event.SATURATION_DISCARD, self.now_ms)
-        elif action is OnSaturated.CANCEL_INCOMING:
-            self.rows.move(job, Event.SATURATION_CANCEL, self.now_ms)
+        if action in _ENDS:
+            self.rows.move(job, _ENDS[action], self.now_ms)
+            self.sent_away[desk.queue.name, action.value] += 1
         else:
             self._claim(job, budgets, weight)
         self.decided += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from headgate_sync.lease import (
     AdmissionUnit,
     Checkpoint,
     Claim,
+    SentAway,
 )
 from headgate_sync.schedule import OnMissed, Schedule
 
@@ -24,12 +26,16 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NO_CHECKPOINT = Checkpoint()
 # Where a row of an admission turns from the facts of the call to the columns of a job.
 _FACTS = 7
+# Of a row that says how many jobs a full ceiling sent away, whose ordinal says how.
+_SENT_AWAY = {-2: "cancel_incoming", -3: "discard"}
+_CEILINGS, _QUEUE = 3, _FACTS + 4
 
 
 def admission_batch(rows: Sequence[Row], lease_id: str) -> AdmissionBatch:
-    """The answer of an admission: numbered claims, then one row of facts."""
-    *claims, facts = rows
-    claims.sort(key=itemgetter(0))
+    """The answer of an admission: numbered rows, then one row of facts."""
+    *told, facts = rows
+    told.sort(key=itemgetter(0))
+    sent = bisect_left(told, 0, key=itemgetter(0))
     refused = {
         name: count
         for name, count in zip(
@@ -40,9 +46,13 @@ def admission_batch(rows: Sequence[Row], lease_id: str) -> AdmissionBatch:
         if count
     }
     return AdmissionBatch(
-        units=tuple(AdmissionUnit((claim(row, lease_id),)) for row in claims),
+        units=tuple(AdmissionUnit((claim(row, lease_id),)) for row in told[sent:]),
         retry_after_ms=facts[1],
         refused=refused,
+        sent_away=tuple(
+            SentAway(row[_QUEUE], _SENT_AWAY[row[0]], row[_CEILINGS])
+            for row in sorted(told[:sent], key=lambda row: (row[_QUEUE], -row[0]))
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from headgate_sync.errors import StoreError
 from headgate_sync.lease import AdmissionBatch, AdmitRequest
 from headgate_sync.policy import next_delay
 from headgate_sync.store import Store
-from headgate_sync.telemetry import Admitted
+from headgate_sync.telemetry import Admitted, Rejected
 from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
@@ -160,9 +160,13 @@ class Admission:
         # lease and never run.
         if attempts:
             self._hand_over(attempts)
-            if self._emit is not None:
-                for attempt in attempts:
-                    self._emit(Admitted(queue=attempt.claim.envelope.queue))
+        if self._emit is not None:
+            for attempt in attempts:
+                self._emit(Admitted(queue=attempt.claim.envelope.queue))
+            for gone in batch.sent_away:
+                self._emit(
+                    Rejected(queue=gone.queue, policy=gone.policy, count=gone.count)
+                )
         self._count(empty=not attempts)
         self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
         if len(attempts) >= free:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headgate_sync.lease import SentAway
 from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
 from tests.backends import PostgresBackend
 from tests.builders import DAY_MS, START_MS, counts, enqueue, envelope, steer
@@ -147,6 +148,19 @@ def test_a_candidate_that_changed_after_it_was_read_is_left_to_a_later_call(
     assert postgres.snapshot().queues["q"][2] == 2
     other.rollback()
     assert ids(admit(store, 10)) == ["job-2"]
+
+
+def test_only_what_was_really_sent_away_is_told(store, other):
+    ceiling(store, 1, "discard")
+    fill(store, "job", 4, partition_key="p")
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id = 'job-3' FOR UPDATE"
+    ).fetchall()
+    first = admit(store, 10)
+    assert (ids(first), first.sent_away) == (["job-1"], (SentAway("q", "discard", 2),))
+    other.rollback()
+    second = admit(store, 10)
+    assert (ids(second), second.sent_away) == ([], (SentAway("q", "discard", 1),))
 
 
 def test_a_locked_candidate_costs_its_class_nothing(store, other):

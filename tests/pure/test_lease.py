@@ -344,6 +344,7 @@ def test_an_empty_admission_is_false_and_names_no_reason():
     batch = AdmissionBatch()
     assert not batch
     assert (batch.claims, batch.retry_after_ms, dict(batch.refused)) == ([], None, {})
+    assert batch.sent_away == ()
 
 
 # Acks

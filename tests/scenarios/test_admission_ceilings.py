@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate_sync.errors import InvalidRequest, LeaseRejected
+from headgate_sync.lease import SentAway
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.policy import Ceiling
 from tests.backends import Backend, Clock
@@ -66,7 +67,9 @@ def test_incoming_jobs_can_be_sent_away(
 ):
     ceiling(store, 1, strategy)
     fill(store, "A", 3)
-    assert ids(admit(store, 10)) == ["A-1"]
+    batch = admit(store, 10)
+    assert ids(batch) == ["A-1"]
+    assert batch.sent_away == (SentAway("q", strategy, 2),)
     for name in ("A-2", "A-3"):
         gone = job(store, name)
         assert (gone.state, gone.reason_code) == (state, reason)
@@ -74,6 +77,24 @@ def test_incoming_jobs_can_be_sent_away(
         assert (gone.attempt, gone.fence, gone.claimed_by) == (0, 0, None)
     assert dispatched(backend, "q") == [3]
     assert steer(store).unfinished("q") == 1
+
+
+def test_what_was_sent_away_is_told_by_queue_and_policy(store):
+    ceiling(store, 1, "discard", name="a", queue="a")
+    ceiling(store, 1, "cancel_incoming", name="a2", queue="a", scope="queue")
+    ceiling(store, 1, "cancel_incoming", name="B", queue="B")
+    fill(store, "A", 3, queue="a")
+    fill(store, "A2", 1, queue="a")
+    fill(store, "B", 2, queue="B")
+    fill(store, "C", 2, queue="c")
+    batch = admit(store, 10, queues=("a", "B", "c"))
+    assert len(batch.claims) == 4
+    assert batch.sent_away == (
+        SentAway("B", "cancel_incoming", 1),
+        SentAway("a", "cancel_incoming", 1),
+        SentAway("a", "discard", 2),
+    )
+    assert admit(store, 10, queues=("a", "B", "c")).sent_away == ()
 
 
 def test_the_newcomer_can_displace_the_running_job(store, backend: Backend):

@@ -143,7 +143,7 @@ class History:
             admit(store, f"lease-{self.calls}", **request) for store in self.stores
         )
         told = [
-            (ids(batch), batch.retry_after_ms, dict(batch.refused))
+            (ids(batch), batch.retry_after_ms, dict(batch.refused), batch.sent_away)
             for batch in (left, right)
         ]
         assert told[0] == told[1], request

@@ -349,6 +349,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert batch.claims == first.claims, f"{name} decided otherwise"
             assert batch.retry_after_ms == first.retry_after_ms, name
             assert dict(batch.refused) == dict(first.refused), name
+            assert batch.sent_away == first.sent_away, name
         states = {
             id: row["state"]
             for id, row in self.sides[0].backend.snapshot().jobs.items()

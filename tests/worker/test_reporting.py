@@ -10,6 +10,7 @@ import pytest
 from headgate_sync.context import JobContext
 from headgate_sync.errors import StoreUnavailable
 from headgate_sync.events import DeathReason, JobDeath
+from headgate_sync.policy import Ceiling
 from headgate_sync.registry import Registry
 from headgate_sync.signals import RateLimited, Revoke, Skip, Snooze
 from headgate_sync.telemetry import (
@@ -111,6 +112,27 @@ def test_every_outcome_is_one_span(
     assert (span.outcome, span.trace) == (outcome, None)
     assert sink.of(Rejected) == [Rejected(queue="q", policy="rate_class")] * rejected
     assert sink.of(Completed) == []
+
+
+@pytest.mark.parametrize("policy", ["discard", "cancel_incoming"])
+def test_jobs_that_a_full_ceiling_sends_away_are_rejected(
+    store: Any, policy: str
+) -> None:
+    sink, registry, gate = Sink(), Registry(), Gate()
+    registry.task("k")(lambda: gate.hold())
+    steer(store).upsert_concurrency_limit(
+        Ceiling(name="one", queue="q", max_concurrent=1, on_saturated=policy)
+    )
+    put(store, "a", "b", "c")
+    with working(store, registry, telemetry=sink, run_duties=False):
+        gate.wait()
+        wait_for(lambda: bool(sink.of(Rejected)), "the rejection")
+        put(store, "d")
+        wait_for(lambda: len(sink.of(Rejected)) == 2, "one that came alone")
+        gate.open()
+    told = [(event.queue, event.policy, event.count) for event in sink.of(Rejected)]
+    assert told == [("q", policy, 2), ("q", policy, 1)]
+    assert len(sink.of(Admitted)) == 1
 
 
 def test_an_attempt_that_cannot_be_decoded_is_a_span_too(store: Any) -> None:
@@ -281,10 +303,10 @@ def test_a_sink_that_raises_costs_neither_a_job_nor_a_beat(
         wait_for(lambda: state(store, "a") == "completed", "it ran")
         beats = len(sink.of(WorkerSaturation))
         wait_for(lambda: len(sink.of(WorkerSaturation)) > beats + 2, "beats go on")
+        wait_for(lambda: worker.health().healthy, "it is well")
         health = worker.health()
     assert health.threads["heartbeat"].failures > 2
     assert health.threads["heartbeat"].last_error == "RuntimeError: sink is broken"
-    assert health.healthy
 
 
 def test_without_a_listener_no_event_is_made(store: Any, monkeypatch: Any) -> None:

@@ -185,8 +185,9 @@ CREATE TABLE {schema}.headgate_gate_place (
 ) WITH (fillfactor = 10);
 INSERT INTO {schema}.headgate_gate_place VALUES ('', '', -9223372036854775808);
 
--- One row of an admission. ordinal above 0: claims; it counts the decisions, jobs that were sent away included. ordinal 0,
--- always present and last: the facts of the call, which are null in the claims.
+-- One row of an admission. ordinal above 0: claims; it counts the decisions, jobs that were sent away included. ordinal -2
+-- and -3: how many jobs of a queue full ceilings cancelled and discarded (refused_concurrency_limit). ordinal 0, always
+-- present and last: the facts of the call, which are null in the claims.
 CREATE TYPE {schema}.headgate_admission AS (
   ordinal integer,
   retry_after_ms bigint,

@@ -85,6 +85,7 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   AS $$
 DECLARE
   facts {schema}.headgate_admission;
+  turned {schema}.headgate_admission;
   nq integer := coalesce(cardinality(q_name), 0);
   q_decided integer[];
   q_sent integer[];
@@ -1255,6 +1256,7 @@ BEGIN
       q_decided[qi] := q_decided[qi] - 1;
       q_dispatch[qi] := q_dispatch[qi] - 1;
       IF d_action[i] > 0 THEN
+        d_action[i] := 0;
         p_sent[pi] := p_sent[pi] - 1;
         q_sent[qi] := q_sent[qi] - 1;
       ELSE
@@ -1423,6 +1425,16 @@ BEGIN
   IF v_closed_any OR v_has_closed THEN
     facts.retry_after_ms := {schema}.headgate_reopens_in(
       q_name, q_part_cap, p_worker, p_window_spare, v_now, v_passed);
+  END IF;
+  IF v_sent > 0 THEN
+    FOR turned.ordinal, turned.queue, turned.refused_concurrency_limit IN
+      SELECT -d.action, q_name[l_queue[d.lane]], count(*)
+      FROM unnest(d_action, d_lane) AS d (action, lane)
+      WHERE d.action > 0
+      GROUP BY d.action, q_name[l_queue[d.lane]]
+    LOOP
+      RETURN NEXT turned;
+    END LOOP;
   END IF;
   facts.passed_over := v_passed;
   RETURN NEXT facts;
