@@ -1,9 +1,8 @@
-"""Steps and cursors: what is done stays done, whatever ends the attempt."""
+"""Steps: what is done stays done, whatever ends the attempt."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -13,61 +12,24 @@ from hypothesis import strategies as st
 
 from headgate_sync.cancel import CancelReason
 from headgate_sync.context import JobContext
-from headgate_sync.errors import (
-    InvalidRequest,
-    LeaseLost,
-    StoreUnavailable,
-    Unsupported,
-)
+from headgate_sync.errors import InvalidRequest, LeaseLost, StoreUnavailable
 from headgate_sync.lease import MAX_STEPS, Checkpoint, step_set_hash
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
 from headgate_sync.steps import StepPlan
 from tests.backends import Backend, MemoryBackend
-from tests.builders import (
-    claim_one,
-    crash,
-    envelope,
-    job,
-    set_rate_limit,
-    state_of,
-    steer,
-)
+from tests.builders import claim_one, crash, job, set_rate_limit, state_of, steer
 from tests.worker.rig import Bench, Tap
-
-
-def put(store: Any, id: str = "a", **fields: Any) -> None:
-    store.enqueue([envelope(id, **{"kind": "k", "payload": b"{}", **fields})])
-
-
-def running(store: Any, handler: Callable[..., Any], **options: Any) -> Bench:
-    """A bench with one task of kind `k`, whose failures come back after 1 ms."""
-    registry = Registry()
-    made: Any = registry.task("k", **{"retry": lambda info: "1ms", **options})(handler)
-    if made.version > 1:  # the payload is the same in all versions
-        registry.upcaster(made, 1)(lambda data: {})
-    return Bench(store, registry)
-
-
-def come_back(store: Any, clock: Any) -> None:
-    """Let what waits for its backoff become available."""
-    clock.advance_ms(10_000)
-    store.promote_due(10)
-
-
-def saved(store: Any, id: str = "a") -> Checkpoint:
-    found = steer(store).read_checkpoint(id)
-    assert found is not None
-    return found
-
-
-def first_line(store: Any, id: str = "a") -> str:
-    return (job(store, id).errors[-1].error or "").partition("\n")[0]
-
-
-class Died(BaseException):
-    """The process is gone: nothing after this runs, and nothing is acked."""
-
+from tests.worker.stepping import (
+    Died,
+    come_back,
+    first_line,
+    leave_checkpoint,
+    put,
+    refused,
+    running,
+    saved,
+)
 
 # Skipping what is done
 
@@ -201,11 +163,6 @@ def test_a_step_of_a_stale_checkpoint_is_not_run(store: Any) -> None:
     assert job(store, "a").error_code == "BAD_PAYLOAD"
 
 
-def refused(ctx: JobContext, match: str, *args: Any) -> None:
-    with pytest.raises(InvalidRequest, match=match):
-        ctx.step(*args)
-
-
 def test_what_could_not_be_replayed_is_refused_at_once(store: Any) -> None:
     def handler(ctx: JobContext) -> None:
         ctx.step("a", lambda: None)
@@ -333,17 +290,6 @@ def test_a_step_that_could_not_begin_may_be_tried_again(store: Any) -> None:
 
 
 # Versions
-
-
-def leave_checkpoint(store: Any, **fields: Any) -> Any:
-    put(store)
-    claim = claim_one(store)
-    names = fields.get("completed_steps", ())
-    checkpoint = Checkpoint(
-        **{"schema_version": 1, "step_set_hash": step_set_hash(names), **fields}
-    )
-    store.checkpoint(claim.lease_ref, checkpoint)
-    return attrs.evolve(claim, checkpoint=checkpoint)
 
 
 def test_unchanged_names_resume_in_every_version(store: Any) -> None:
@@ -629,192 +575,6 @@ def run_with_deaths(backend: Backend, program: list[str], deaths: list[int]) -> 
     backend.audit()
 
 
-# Cursors
-
-
-def test_a_cursor_goes_on_where_it_was_and_goes_with_its_step(
-    store: Any, clock: Any
-) -> None:
-    begun: list[Any] = []
-
-    def handler(ctx: JobContext) -> None:
-        with ctx.step_cursor("pages") as cursor:
-            if cursor:
-                begun.append(cursor.value)
-                cursor.set({"page": 3})
-                if ctx.attempt == 0:
-                    raise ValueError
-        assert saved(store).cursor is None
-        with ctx.step_cursor("other") as cursor:
-            begun.append(cursor.value)
-            if ctx.attempt == 1:
-                raise ValueError
-        with pytest.raises(InvalidRequest, match="does not run"):
-            cursor.set(1)
-
-    put(store)
-    bench = running(store, handler)
-    for _ in range(3):
-        bench.run_next()
-        come_back(store, clock)
-    assert begun == [None, {"page": 3}, None, None]
-    assert saved(store).completed_steps == ("pages", "other")
-
-
-def test_a_cursor_step_that_is_done_says_so(store: Any, clock: Any) -> None:
-    told: list[bool] = []
-
-    def handler(ctx: JobContext) -> None:
-        with ctx.step_cursor("pages") as cursor:
-            told.append(bool(cursor))
-            if not cursor:
-                with pytest.raises(InvalidRequest, match="does not run"):
-                    cursor.set(5)
-        if ctx.attempt == 0:
-            raise ValueError
-
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    come_back(store, clock)
-    bench.run_next()
-    assert told == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        (object(), "step pages: cursor: expected a plain JSON value"),
-        (float("nan"), "step pages: cursor"),
-        ("x" * 1_048_577, "the limit is 1048576"),
-    ],
-)
-def test_a_position_that_cannot_be_kept_is_refused(
-    store: Any, value: Any, match: str
-) -> None:
-    def handler(ctx: JobContext) -> None:
-        with ctx.step_cursor("pages") as cursor:
-            with pytest.raises(InvalidRequest, match=match):
-                cursor.set(value)
-            assert cursor.value is None
-
-    put(store)
-    running(store, handler).run_next()
-    assert saved(store).completed_steps == ("pages",)
-
-
-def test_a_saved_position_that_cannot_be_read_is_no_reason_to_start_over(
-    store: Any,
-) -> None:
-    def handler(ctx: JobContext) -> None:
-        for _ in ctx.iterate("rows", lambda at: [1], cursor=lambda n: n):
-            raise AssertionError("it started over")
-
-    claim = leave_checkpoint(
-        store, in_progress_step="rows", cursor_step="rows", cursor=b"\xff"
-    )
-    bench = running(store, handler)
-    bench.run(bench.hold(claim))
-    assert state_of(store, "a") is State.UNDECODABLE
-
-
-@pytest.mark.parametrize("every", [1, 100])
-def test_items_go_on_where_the_last_crash_left_them(
-    store: Any, clock: Any, every: int
-) -> None:
-    handled: list[int] = []
-
-    def rows(after: int | None) -> Any:
-        return iter(range(0 if after is None else after + 1, 300))
-
-    def handler(ctx: JobContext) -> None:
-        for row in ctx.iterate("rows", rows, cursor=lambda n: n, every=every):
-            handled.append(row)
-            if row == 150 and ctx.crash_attempt == 0:
-                raise Died
-
-    put(store)
-    registry = Registry()
-    registry.task("k")(handler)
-    tap = Tap(store)
-    bench = Bench(tap, registry, catch_base_exceptions=False)
-    (attempt,) = bench.admit()
-    with pytest.raises(Died):
-        bench.run(attempt)
-    crash(store, clock, attempt.claim)
-    come_back(store, clock)
-    bench.run_next()
-    assert sorted(set(handled)) == [*range(300)]
-    assert 1 <= len(handled) - 300 <= every
-    assert tap.count("checkpoint") <= 300 // every + 5
-
-
-def test_a_slow_loop_saves_its_position_every_five_seconds(store: Any) -> None:
-    tap = Tap(store)
-
-    def handler(ctx: JobContext) -> None:
-        for _ in ctx.iterate("rows", lambda at: range(10), cursor=str, every=1000):
-            bench.now_s.advance(2)  # type: ignore[attr-defined]
-
-    put(store)
-    bench = running(tap, handler)
-    bench.run_next()
-    positions = [
-        given[1].cursor for name, given, _ in tap.arguments if name == "checkpoint"
-    ]
-    assert positions == [None, b'"2"', b'"5"', b'"8"', None]
-
-
-def test_a_cancelled_loop_saves_what_it_did_and_stops_before_the_next_item(
-    store: Any, clock: Any
-) -> None:
-    handled: list[int] = []
-
-    def handler(ctx: JobContext) -> None:
-        for row in ctx.iterate(
-            "rows",
-            lambda at: range((at or 0) + 1, 10),
-            cursor=lambda n: n,
-            every=100,
-        ):
-            handled.append(row)
-            if row == 3:
-                attempt.cancel(CancelReason.SHUTDOWN)
-
-    put(store)
-    bench = running(store, handler)
-    (attempt,) = bench.admit()
-    bench.run(attempt)
-    assert handled == [1, 2, 3]
-    assert state_of(store, "a") is State.AVAILABLE
-    bench.run_next()
-    assert handled == [*range(1, 10)]
-
-
-def test_a_loop_that_is_left_early_does_not_count_as_done(store: Any) -> None:
-    def handler(ctx: JobContext) -> None:
-        for row in ctx.iterate("rows", lambda at: range(9), cursor=lambda n: n):
-            if row == 4:
-                break
-        refused(ctx, "cannot follow step rows", "next", print)
-
-    put(store)
-    running(store, handler).run_next()
-    assert saved(store).completed_steps == ()
-    assert saved(store).cursor == b"3"
-
-
-@pytest.mark.parametrize("every", [0, -1, True, 1.5])
-def test_a_loop_saves_after_whole_items(store: Any, every: Any) -> None:
-    def handler(ctx: JobContext) -> None:
-        with pytest.raises(InvalidRequest, match="every"):
-            ctx.iterate("rows", lambda at: [], cursor=str, every=every)
-
-    put(store)
-    running(store, handler).run_next()
-    assert state_of(store, "a") is State.COMPLETED
-
-
 def test_time_outside_of_steps_is_pointed_out_where_one_debugs(
     store: Any, clock: Any, caplog: Any, monkeypatch: Any
 ) -> None:
@@ -833,200 +593,6 @@ def test_time_outside_of_steps_is_pointed_out_where_one_debugs(
     come_back(store, clock)
     bench.run_next()
     assert "250 ms passed outside of steps" in caplog.text
-
-
-# Once, step by step
-
-
-@pytest.fixture
-def effects(postgres: Any) -> Any:
-    """A table of effects beside the jobs; without any constraint that could help."""
-    postgres.connection.execute(
-        "CREATE TABLE IF NOT EXISTS public.effects (job text, fence bigint)"
-    )
-    postgres.connection.execute("TRUNCATE public.effects")
-    yield lambda: [
-        tuple(row)
-        for row in postgres.connection.execute("SELECT job, fence FROM public.effects")
-    ]
-    postgres.connection.execute("DROP TABLE public.effects")
-
-
-def write(ctx: JobContext) -> Callable[[Any], None]:
-    def work(tx: Any) -> None:
-        tx.connection.execute(
-            "INSERT INTO public.effects VALUES (%s, %s)", (ctx.job_id, ctx.lease.fence)
-        )
-
-    return work
-
-
-def test_an_effect_and_its_step_are_one_commit(postgres: Any, effects: Any) -> None:
-    store = postgres.make_store()
-    told: list[bool] = []
-
-    def handler(ctx: JobContext) -> None:
-        ctx.step("a", lambda: None)
-        told.append(ctx.step_once("invoice", write(ctx)))
-        assert saved(store).completed_steps == ("a", "invoice")
-        if ctx.attempt == 0:
-            raise ValueError("after the commit")
-        ctx.step("z", lambda: None)
-
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    assert saved(store).completed_steps == ("a", "invoice")
-    come_back(store, postgres.clock)
-    bench.run_next()
-    assert told == [True, False]
-    assert effects() == [("a", 1)]
-    assert state_of(store, "a") is State.COMPLETED
-
-
-def test_an_effect_whose_work_fails_leaves_neither_row_nor_step(
-    postgres: Any, effects: Any
-) -> None:
-    store = postgres.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        def work(tx: Any) -> None:
-            write(ctx)(tx)
-            if ctx.attempt == 0:
-                raise ValueError("no")
-
-        ctx.step_once("invoice", work)
-
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    assert effects() == []
-    assert saved(store).completed_steps == ()
-    assert saved(store).in_progress_step == "invoice"
-    come_back(store, postgres.clock)
-    bench.run_next()
-    assert effects() == [("a", 2)]
-
-
-def test_a_step_that_was_committed_without_a_reply_is_not_run_again(
-    postgres: Any, effects: Any
-) -> None:
-    store = postgres.make_store()
-
-    class Lossy:
-        """The reply to the first commit is lost."""
-
-        def __init__(self) -> None:
-            self.lost = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store.transactional, name)
-
-        def commit_tx(self, tx: Any) -> None:
-            store.transactional.commit_tx(tx)
-            if not self.lost:
-                self.lost = True
-                raise StoreUnavailable("no reply")
-
-    class Around(Tap):
-        transactional = Lossy()
-
-    def handler(ctx: JobContext) -> None:
-        ctx.step_once("invoice", write(ctx))
-        ctx.step("z", lambda: None)
-
-    put(store)
-    bench = running(Around(store), handler)
-    bench.run_next()
-    assert state_of(store, "a") is State.RETRYABLE
-    come_back(store, postgres.clock)
-    bench.run_next()
-    assert effects() == [("a", 1)]
-    assert saved(store).completed_steps == ("invoice", "z")
-
-
-def test_an_effect_of_a_step_that_the_checkpoint_lost_is_only_marked(
-    postgres: Any, effects: Any
-) -> None:
-    """As when a checkpoint was put back by hand; the effect's key decides."""
-    store = postgres.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        ctx.step_once("invoice", write(ctx))
-        if ctx.attempt == 0:
-            ctx.checkpoint(Checkpoint())
-            raise ValueError
-
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    come_back(store, postgres.clock)
-    bench.run_next()
-    assert effects() == [("a", 1)]
-    assert saved(store).completed_steps == ("invoice",)
-
-
-def test_an_effect_of_a_superseded_step_is_rolled_back(
-    postgres: Any, effects: Any
-) -> None:
-    store = postgres.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        def work(tx: Any) -> None:
-            write(ctx)(tx)
-            steer(store).operator_cancel("a")
-
-        with pytest.raises(LeaseLost):
-            ctx.step_once("invoice", work)
-        assert ctx.cancel_reason == "lease_lost"
-
-    put(store)
-    running(store, handler).run_next()
-    assert effects() == []
-    assert state_of(store, "a") is State.CANCELLED
-
-
-def test_a_job_whose_id_holds_a_slash_has_no_step_once(
-    postgres: Any, effects: Any
-) -> None:
-    store = postgres.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        with pytest.raises(InvalidRequest, match="holds a slash"):
-            ctx.step_once("b", write(ctx))
-
-    put(store, "a/b")
-    running(store, handler).run_next()
-    assert effects() == []
-
-
-def test_step_once_without_transactions_is_refused_before_anything_runs(
-    memory: Any,
-) -> None:
-    store = memory.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        with pytest.raises(Unsupported, match="transactional"):
-            ctx.step_once("a", lambda tx: None)
-        assert saved(store) == Checkpoint()
-
-    put(store)
-    running(store, handler).run_next()
-    assert state_of(store, "a") is State.COMPLETED
-
-
-def test_a_job_may_be_completed_by_once_inside_of_a_step(
-    postgres: Any, effects: Any
-) -> None:
-    store = postgres.make_store()
-
-    def handler(ctx: JobContext) -> None:
-        ctx.step("a", ctx.once, write(ctx))
-
-    put(store)
-    running(store, handler).run_next()
-    assert effects() == [("a", 1)]
-    assert state_of(store, "a") is State.COMPLETED
 
 
 def test_a_zombies_step_changes_nothing(store: Any, clock: Any) -> None:
