@@ -33,6 +33,7 @@ from headgate_sync.lease import (
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.progress_reports import ProgressReports
 from headgate_sync.schedule import PeriodicOrigin
 from headgate_sync.steps import NO_PLAN, CursorStep, StepBlock, StepPlan, Steps
 from headgate_sync.store import TxHandle
@@ -53,12 +54,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-PROGRESS_INTERVAL_S = 0.5
 RELEASED_BY_HANDLER = "released by handler"
 JOB_LOGGER = "headgate.job"
 ATTEMPT_KEY = "headgate_attempt"  # of a log record, names the attempt it belongs to
 
 _current: ContextVar[JobContext] = ContextVar("headgate_sync_job")
+_making = threading.Lock()
 
 
 def current_job() -> JobContext:
@@ -104,9 +105,7 @@ class JobContext:
         "_extensions",
         "_log",
         "_plan",
-        "_progress_lock",
-        "_progress_sent_s",
-        "_progress_unsent",
+        "_progress",
         "_result",
         "_returned",
         "_steps",
@@ -128,15 +127,11 @@ class JobContext:
         self._data: Extensions | None = None
         self._dependencies: Dependencies | None = None
         self._log: JobLog | None = None
+        self._progress: ProgressReports | None = None
         self._steps: Steps | None = None
         self._tracked: Tracked | None = None
         self._returned = False
         self._result: JobResult | None = None
-        # Held across the write of a progress value, so that an older value sent by the
-        # worker cannot overtake a newer one sent by the handler.
-        self._progress_lock = threading.Lock()
-        self._progress_sent_s = float("-inf")
-        self._progress_unsent: ProgressUpdate | None = None
 
     @property
     def job_id(self) -> str:
@@ -414,48 +409,32 @@ class JobContext:
         Raises:
             InvalidRequest: the numbers or the message are out of range.
             LeaseLost: the job is not held any more.
+            StoreUnavailable: not written now; it follows like one that was held back.
             Unsupported: the store keeps no progress.
         """
         if self._attempt.store.progress is None:
             raise Unsupported("progress")
         update = ProgressUpdate(current, total, message)
         self.check()
-        now_s = self._attempt.now_s()
-        if (
-            force
-            or current == total
-            or now_s - self._progress_sent_s >= PROGRESS_INTERVAL_S
-        ):
-            self._progress_sent_s = now_s
-            self._write_progress(update)
-        else:
-            self._progress_unsent = update
+        if self._progress is None:
+            with _making:  # threads of one attempt must agree on it
+                self._progress = self._progress or ProgressReports(self._attempt)
+        self._progress.report(update, at_once=force or current == total)
 
     @property
     def progress_waits(self) -> bool:
         """A reported value was not written yet."""
-        return self._progress_unsent is not None
+        return self._progress is not None and self._progress.waits
 
     def flush_progress(self) -> None:
-        """Write the newest value that was held back.
+        """Write the newest value that was held back; for the worker.
 
         Raises:
             LeaseLost: the job is not held any more.
+            StoreUnavailable: still held back.
         """
-        self._write_progress(None)
-
-    def _write_progress(self, update: ProgressUpdate | None) -> None:
-        progress = self._attempt.store.progress
-        assert progress is not None
-        with self._attempt.shielded(), self._progress_lock:
-            update = update or self._progress_unsent
-            self._progress_unsent = None
-            if update is None:
-                return
-            try:
-                progress.write_job_progress(self._attempt.lease, update)
-            except LeaseRejected as error:
-                raise self._attempt.lose() from error
+        if self._progress is not None:
+            self._progress.flush()
 
     @property
     def last_checkpoint(self) -> Checkpoint:

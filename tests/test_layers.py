@@ -64,6 +64,7 @@ LAYERS = {
     "once": RUNTIME,
     "options": RUNTIME,
     "parameters": RUNTIME,
+    "progress_reports": RUNTIME,
     "registry": RUNTIME,
     "request": RUNTIME,
     "steps": RUNTIME,

@@ -607,7 +607,7 @@ def test_a_weight_that_is_none_is_refused(store: Any, weight: Any) -> None:
     assert state_of(store, "a") is State.COMPLETED
 
 
-# Results, output, progress, checkpoints
+# Results, output, checkpoints
 
 
 def test_a_return_value_is_stored_with_the_success(store: Any) -> None:
@@ -667,62 +667,6 @@ def test_output_is_there_while_the_handler_runs_and_names_its_author(
     assert [(o.data, o.fence) if o else None for o in seen] == [
         None, (b"part 0", 1), (b"part 0", 1), (b"part 1", 2),
     ]  # fmt: skip
-
-
-def test_progress_is_written_at_most_twice_a_second_and_never_lost(store: Any) -> None:
-    steps = Steps()
-    written = []
-
-    def handler(ctx: JobContext) -> None:
-        for current in range(1, 6):
-            ctx.report_progress(current, 10, f"{current} of 10")
-            steps.advance(0.2)
-            written.append(store.progress.read_progress("a").current)
-        ctx.report_progress(7, 10, force=True)
-        written.append(store.progress.read_progress("a").current)
-        ctx.report_progress(8, 10)
-
-    put(store, "a")
-    bench = running(Tap(store), handler, config={"now_s": steps})
-    bench.run_next()
-    assert written == [1, 1, 1, 4, 4, 7]
-    progress = store.progress.read_progress("a")
-    assert (progress.current, progress.total) == (8, 10)
-    assert state_of(store, "a") is State.COMPLETED
-
-
-def test_progress_that_cannot_be_written_at_the_end_does_not_fail_the_job(
-    store: Any, caplog: Any
-) -> None:
-    steps = Steps()
-
-    class Away:
-        def write_job_progress(self, lease: Any, progress: Any) -> Any:
-            raise StoreUnavailable("away")
-
-    def handler(ctx: JobContext) -> None:
-        ctx.report_progress(1, 3)
-        ctx.report_progress(2, 3)
-        tap.__dict__["progress"] = Away()
-
-    put(store, "a")
-    tap = Tap(store)
-    running(tap, handler, config={"now_s": steps}).run_next()
-    assert state_of(store, "a") is State.COMPLETED
-    assert "job a (queue q): last progress not written" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "args", [(5, 4), (1, 0), (0, 2**53), (-1, 4), (1, 2, "x" * 513)]
-)
-def test_progress_out_of_range_is_refused(store: Any, args: Any) -> None:
-    def handler(ctx: JobContext) -> None:
-        with pytest.raises(InvalidRequest):
-            ctx.report_progress(*args)
-
-    put(store, "a")
-    running(store, handler).run_next()
-    assert store.progress.read_progress("a") is None
 
 
 def test_the_next_attempt_starts_with_the_checkpoint_of_the_last(
