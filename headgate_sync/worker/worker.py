@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import Ack
 from headgate_sync.registry import Registry
@@ -41,6 +40,7 @@ from headgate_sync.worker.shutdown import (
     release,
     within,
 )
+from headgate_sync.worker.startup import check_set_up, warn_of_unknown_kinds
 from headgate_sync.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KINDS_LOOKED_AT = 1_000
 KINDS_S = 5.0
 JOIN_S = 1.0
 LOOK_AT_WATCHDOG_S = 5.0
@@ -239,7 +238,7 @@ class Worker:
             raise RuntimeError("a worker runs once; make another one")
         self._status = "running"
         try:
-            self._check_registry()
+            check_set_up(self._store, self._registry, self._config)
             self._presence = self._make_presence()
             self._runner.capture.install()
             if not install_signal_handlers:
@@ -357,39 +356,6 @@ class Worker:
             now_s=self._now_s,
         )
 
-    def _check_registry(self) -> None:
-        self._registry.check()
-        if (
-            self._config.run_duties
-            and self._config.sync_schedules
-            and self._registry.declared()
-            and self._store.inspect is None
-        ):
-            raise ConfigurationError(
-                "schedules are declared, and this store cannot keep any"
-            )
-        kinds = sorted(self._registry.kinds())
-        bindings = {kind: self._registry.resolve(kind) for kind in kinds}
-        for kind, binding in bindings.items():
-            plan = None if binding is None else binding.batch
-            if plan is not None and plan.max_size > self._config.capacity:
-                logger.warning(
-                    "kind %s: batches of %d do not fit into %d threads and are smaller",
-                    *(kind, plan.max_size, self._config.capacity),
-                )
-        if self._store.results is not None:
-            return
-        declaring = [
-            kind
-            for kind, binding in bindings.items()
-            if binding is not None and binding.declares_result
-        ]
-        if declaring:
-            raise ConfigurationError(
-                f"handlers of {', '.join(declaring)} return a result, "
-                "and this store keeps no results"
-            )
-
     def _run(self) -> ExitStatus:
         logger.info(
             "worker %s starts: queues %s, %d threads",
@@ -397,7 +363,13 @@ class Worker:
             ", ".join(self._config.queues),
             self._config.capacity,
         )
-        within(KINDS_S, "kinds", self._warn_of_unknown_kinds)
+        within(
+            KINDS_S,
+            "kinds",
+            lambda: warn_of_unknown_kinds(
+                self._store, self._registry, self._config.queues
+            ),
+        )
         try:
             self._start_threads()
             self._supervise()
@@ -420,22 +392,6 @@ class Worker:
             logger.critical(
                 "no more threads can be started; the worker ends", exc_info=True
             )
-
-    def _warn_of_unknown_kinds(self) -> None:
-        if self._store.inspect is None:
-            return
-        try:
-            kinds = self._store.inspect.distinct_kinds(
-                KINDS_LOOKED_AT, queues=self._config.queues
-            )
-        except StoreError as error:
-            logger.warning("waiting kinds not looked at: %s", error)
-            return
-        for kind in kinds:
-            if self._registry.resolve(kind) is None:
-                logger.warning(
-                    "jobs of kind %s wait, and this worker has no handler", kind
-                )
 
     def _supervise(self) -> None:
         """Wait for the end. No store call is made here, so that none can hold it up."""
@@ -545,7 +501,10 @@ class Worker:
             self._closed = True
         self._status = "terminating"
         self._handlers.feed_chunks(self._runner.batches.close())
-        logger.info("worker %s stops, %d jobs run", self.worker_id, len(self._inflight))
+        logger.info(
+            "worker %s stops, %d of its jobs still run",
+            *(self.worker_id, len(self._inflight)),
+        )
         for name in ("admission", "notify"):
             if name in self._loops:
                 self._loops[name].stop()
