@@ -117,9 +117,15 @@ class AckBox:
             return True
 
     def submit_apart(self, attempt: LiveAttempt, ack: Ack) -> None:
-        """Leave an ack from a thread that must not wait for the store."""
-        if self.submit(attempt, ack):
+        """Leave an ack from a thread that should not wait for the store."""
+        if not self.submit(attempt, ack):
+            return
+        try:
             threading.Thread(target=self.fly, name="headgate-ack", daemon=True).start()
+        except RuntimeError as error:
+            # All others rely on this flight: a late watchdog is the smaller evil.
+            logger.error("acks are sent without a thread of their own: %s", error)
+            self.fly()
 
     def give_up(self) -> None:
         """Send nothing again that stays unanswered; for the end of the worker."""

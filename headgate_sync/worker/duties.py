@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from attrs import evolve
+
 from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
 from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
@@ -70,10 +72,11 @@ class Duty:
         if self.runs or not (due or self._now_s() - self._began_s >= self._every_s):
             return
         self._began_s = self._now_s()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._work, name=f"headgate-duty-{self.name}", daemon=True
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread  # one that could not be started cannot be joined
 
     def stop(self) -> None:
         """Start no further batch."""
@@ -87,7 +90,7 @@ class Duty:
 
     def health(self) -> LoopHealth:
         """How its sweeps went; it is never given up, the next tick starts another."""
-        return self._guard.health(running=True)
+        return evolve(self._guard.health(running=True), alive=True)
 
     def _work(self) -> None:
         try:

@@ -187,12 +187,21 @@ class Watchdog:
                 stack=stack,
             )
             # User code never runs on a service thread: it could stop every timeout.
-            threading.Thread(
+            thread = threading.Thread(
                 target=_call,
                 args=(self._stuck_handler, told),
                 name="headgate-stuck",
                 daemon=True,
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                logger.error(
+                    "job %s (queue %s): the stuck handler is left out: %s",
+                    attempt.lease.job_id,
+                    attempt.claim.envelope.queue,
+                    error,
+                )
 
 
 def _call(handler: StuckCallback, told: StuckHandler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -262,6 +263,7 @@ def test_a_sweep_that_fails_for_ever_is_logged_once_a_minute_and_seen(
         ticking.settle()
     health = ticking.duties.health()["duty-promoter"]
     assert (health.failures, health.consecutive_failures) == (50, 50)
+    assert health.alive  # however often it fails, the next tick starts another
     assert health.last_error is not None
     assert health.last_error.startswith("BackendError")
     assert caplog.text.count("duty promoter failed") == 1
@@ -269,6 +271,25 @@ def test_a_sweep_that_fails_for_ever_is_logged_once_a_minute_and_seen(
     ticking.tick()
     ticking.settle()
     assert ticking.duties.health()["duty-promoter"].consecutive_failures == 0
+
+
+def test_a_duty_whose_thread_cannot_be_started_holds_up_no_end(
+    store: Any, monkeypatch: Any
+) -> None:
+    ticking = Ticking(store)
+    enqueue(store, "a")
+    claim_one(store, lease_ms=1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            ticking.tick()
+    ticking.settle()
+    ticking.duties.release(PATIENCE_S)
+    assert ticking.tap.count("release_duty") == len(NAMES)
 
 
 def test_a_worker_that_resigned_gives_everything_up_and_ticks_no_more(

@@ -13,7 +13,8 @@ from headgate_sync.cancel import CancelReason
 from headgate_sync.context import JobContext
 from headgate_sync.errors import StoreUnavailable
 from headgate_sync.events import StuckHandler
-from headgate_sync.lifecycle import State
+from headgate_sync.lease import Ack
+from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.registry import Registry
 from headgate_sync.worker.loops import ServiceLoop
 from headgate_sync.worker.watchdog import Watchdog
@@ -286,6 +287,32 @@ def test_a_stuck_handler_is_told_once_with_its_stack_on_a_thread_of_its_own(
     assert (event.reason, event.threshold_ms) == (told_as, 10_000)
     assert (event.envelope.id, event.envelope.headers) == ("a", {"h": "v"})
     assert "hangs_here" in event.stack
+
+
+def test_a_stuck_job_is_given_up_although_no_thread_can_be_started(
+    store: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told: list[StuckHandler] = []
+    enqueue(store, "a", "b", timeout_ms=100)
+    watching = Watching(store, stuck_handler=told.append, capacity=2)
+    stuck, later = watching.bench.admit()
+    watching.look(0.1)
+    watching.bench.inflight.finish(later, acks=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        watching.look(10)
+    assert state_of(store, stuck.lease.job_id) is State.RETRYABLE
+    assert told == []
+    assert "the stuck handler is left out: can't start new thread" in caplog.text
+    # The acks of others do not wait for a flight that never takes off.
+    assert watching.bench.acks.submit(
+        later, Ack(lease=later.lease, outcome=Outcome.SUCCESS)
+    )
+    watching.bench.acks.fly()
+    assert state_of(store, later.lease.job_id) is State.COMPLETED
 
 
 def test_a_handler_that_reacts_or_was_never_told_is_not_stuck(store: Any) -> None:
