@@ -105,6 +105,7 @@ class Registry:
             InvalidRequest: a bad or taken kind, an unknown option, or a parameter that
                 cannot be carried. Nothing is registered.
         """
+        _check_called("task", kind, "mail:welcome", str)
 
         def decorate(declared: Any) -> Any:
             common: dict[str, Any] = {
@@ -281,6 +282,7 @@ class Registry:
         Raises:
             InvalidRequest: a bad or taken kind, or a parameter that nothing fills.
         """
+        _check_called("raw_handler", kind, "mail:welcome", str)
 
         def decorate(function: F) -> F:
             task = Task(kind)
@@ -336,6 +338,7 @@ class Registry:
             InvalidRequest: arguments or options do not fit, or the id is declared.
             TypeError: below it stands no function task.
         """
+        _check_called("periodic", spec, "0 9 * * *", str, timedelta)
 
         def decorate(declared: FT) -> FT:
             task = periodic_target(declared)
@@ -527,3 +530,11 @@ class Registry:
 def _connect(task: Task, producers: Sequence[Callable[[], Producer]]) -> None:
     if isinstance(task, FunctionTask):
         task.producers.extend(p for p in producers if p not in task.producers)
+
+
+def _check_called(name: str, given: object, example: str, *types: type) -> None:
+    """Refuse a decorator without arguments, which would leave nothing declared."""
+    if not isinstance(given, types):
+        raise InvalidRequest(
+            f'{name} gets {type(given).__name__}; it is used as @{name}("{example}")'
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -33,6 +34,7 @@ from headgate_sync.errors import (
 )
 from headgate_sync.lease import MAX_CAPACITY, MAX_LEASE_MS
 from headgate_sync.registry import Registry
+from headgate_sync.task import FunctionTask
 from headgate_sync.validation import check_name
 from headgate_sync.worker.config import WorkerConfig, check_worker_id
 from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
@@ -117,7 +119,7 @@ def load_app(name: str) -> Headgate:
             raise ConfigurationError(
                 f"module {module_name} has no attribute {attribute}"
             ) from None
-    if callable(found) and not isinstance(found, Headgate | Registry | type):
+    if _is_factory(found):
         try:
             found = found()
         except ConfigurationError:
@@ -134,6 +136,17 @@ def load_app(name: str) -> Headgate:
             "or a function without arguments that returns one"
         )
     return found
+
+
+def _is_factory(found: object) -> bool:
+    """Whether it can be called for an application: a class and a task cannot."""
+    if not callable(found) or isinstance(found, Registry | FunctionTask | type):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _import(module_name: str) -> Any:

@@ -54,6 +54,20 @@ def test_other_kinds_are_refused_also_as_aliases(kind):
     assert registry.kinds() == frozenset()
 
 
+def test_a_decorator_without_its_argument_is_refused_where_it_stands():
+    """Else the name would be a decorator afterwards, and nothing declared."""
+    registry = Registry()
+    for declare in (registry.task, registry.raw_handler, registry.periodic):
+        with pytest.raises(
+            InvalidRequest,
+            match=rf'gets function; it is used as @{declare.__name__}\("',
+        ):
+            declare(nothing)
+    with pytest.raises(InvalidRequest, match="is no payload class"):
+        registry.handler(nothing)
+    assert registry.kinds() == frozenset()
+
+
 def test_a_kind_that_is_taken_leaves_nothing_of_the_second_task():
     registry = Registry()
     registry.task("a")(nothing)

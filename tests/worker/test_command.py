@@ -41,6 +41,12 @@ def make_number():
 
 def fail():
     raise LookupError("inside the application")
+
+def with_argument(settings):
+    return hg
+
+@registry.task("k")
+def task(n: int = 0) -> None: ...
 """
 
 
@@ -70,6 +76,8 @@ def app(tmp_path: Path, monkeypatch: Any) -> Iterator[str]:
         ("{app}:number", "is a int, expected a Headgate"),
         ("{app}:make_number", "is a int, expected a Headgate"),
         ("{app}:Holder", "is a type, expected a Headgate"),
+        ("{app}:with_argument", "is a function, expected a Headgate"),
+        ("{app}:task", "is a FunctionTask, expected a Headgate"),
     ],
 )
 def test_what_is_no_application_is_said_in_one_line(
