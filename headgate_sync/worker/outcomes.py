@@ -286,7 +286,8 @@ def error_code(error: BaseException, default: str) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        # A copy: `__str__` may return a subclass with methods of its own.
+        return str.__str__(str(error))
     except BaseException as broken:  # user code, too
         return f"(no text: {type(broken).__name__})"
 
