@@ -22,7 +22,7 @@ pytest.importorskip("gunicorn")
 pytest.importorskip("flask_sqlalchemy")
 
 WORKERS = 4
-ORDERS = 400
+ORDERS = 1_000
 CLIENTS = 8
 
 CONFIG = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,17 @@ import pytest
 from headgate_sync.context import JobContext
 from headgate_sync.lifecycle import State
 from headgate_sync.policy import Poll
+from headgate_sync.postgres.database import Session
 from headgate_sync.postgres.store import PgStore
 from headgate_sync.registry import Registry
+from headgate_sync.worker.admission import Admission
+from headgate_sync.worker.duties import Duties
+from headgate_sync.worker.health import Pulse
+from headgate_sync.worker.heartbeat import Heartbeat
 from headgate_sync.worker.listening import WAIT_MS, Listening
-from tests.builders import envelope, job, state_of, steer
-from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for, working
+from headgate_sync.worker.presence import Presence, Standing
+from tests.builders import WORKER, envelope, job, state_of, steer
+from tests.worker.rig import PATIENCE_S, Bench, Gate, Steps, Tap, wait_for, working
 
 
 def put(store: Any, *ids: str, **fields: Any) -> None:
@@ -136,3 +143,77 @@ def test_a_listener_that_was_closed_makes_nobody_spin() -> None:
     waits = [listening.step() - steps() for _ in range(3)]
     assert waits == [0, 0, WAIT_MS / 1000]
     assert len(noticed) == 2
+
+
+def test_an_idle_worker_costs_the_server_two_statements_a_second(
+    postgres: Any, monkeypatch: Any
+) -> None:
+    """A minute of its loops, on stepped time, with the shortest of all waits."""
+    store = postgres.make_store()
+    sent: list[str] = []
+    real = Session.rows
+
+    def rows(session: Session, name: str, **parameters: Any) -> Any:
+        sent.append(name)
+        return real(session, name, **parameters)
+
+    monkeypatch.setattr(Session, "rows", rows)
+    steps = Steps()
+    bench = Bench(store, now_s=steps)
+    admission = Admission(
+        store,
+        bench.config,
+        bench.inflight,
+        WORKER,
+        lambda attempts: None,
+        now_s=steps,
+        notified=True,
+        uniform=lambda: 1.0,
+    )
+    duties = Duties(store, WORKER, interval_ms=1_000, now_s=steps)
+    presence = Presence(
+        store,
+        bench.config,
+        WORKER,
+        bench.inflight,
+        Pulse(10),
+        polled=admission.polled,
+        standing=lambda: Standing(status="running", duties_active=True),
+        obey=lambda command: None,
+        ready=lambda: None,
+        health=lambda: None,  # type: ignore[arg-type,return-value]
+        note=lambda error: None,
+        emit=None,
+        file=None,
+        now_s=steps,
+    )
+    heartbeat = Heartbeat(
+        store, bench.inflight, lease_ms=30_000, now_s=steps, show=presence.beat
+    )
+
+    def tick() -> float:
+        due_s = duties.step()
+        for duty in duties._duties.values():
+            assert duty.join(PATIENCE_S)
+        return due_s
+
+    loops = [admission.step, heartbeat.step, tick]
+    due_s = [steps()] * 3
+
+    def live(seconds: int) -> int:
+        """Let time pass; returns how many statements were sent meanwhile."""
+        sent.clear()
+        until_s = steps() + seconds
+        while (first_s := min(due_s)) < until_s:
+            if first_s > steps():
+                postgres.clock.advance_ms(round((first_s - steps()) * 1_000))
+                steps.at_s = first_s
+            number = due_s.index(first_s)
+            due_s[number] = loops[number]()
+        steps.at_s = until_s
+        return len(sent)
+
+    live(10)
+    assert 60 < live(60) <= 120, Counter(sent)
+    assert duties.held
+    assert {"admit", "duty_tick", "heartbeat_worker", "gate_fold"} <= set(sent)
