@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -13,8 +12,9 @@ from headgate_sync.errors import (
     LeaseLost,
     ShutdownRequested,
 )
+from headgate_sync.loggers import guarded
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 CALLBACK_PATIENCE_S = 1.0
 

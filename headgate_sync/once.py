@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,9 +15,10 @@ from headgate_sync.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from headgate_sync.loggers import guarded
 from headgate_sync.store import Transactional, TxHandle
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 _SCOPED = "sqlalchemy.orm.scoping.scoped_session"
 _SESSION = "sqlalchemy.orm.session.Session"

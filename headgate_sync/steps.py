@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.lease import MAX_STEPS, Checkpoint, Resumability, step_set_hash
+from headgate_sync.loggers import guarded
 from headgate_sync.store import TxHandle
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headgate_sync.context import JobContext
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 CURSOR_INTERVAL_S = 5.0
 IDLE_BEFORE_STEPS_S = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import decimal
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,8 +11,9 @@ from typing import Any
 
 from headgate_sync.attempt import AttemptFault, LiveAttempt
 from headgate_sync.errors import AttemptCancelled, InvalidRequest, TrackedClosed
+from headgate_sync.loggers import guarded
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 MAX_TRACKED = 32
 

@@ -24,6 +24,7 @@ LAYERS = {
     "ids": VALUES,
     "lease": VALUES,
     "lifecycle": VALUES,
+    "loggers": VALUES,
     "loglines": VALUES,
     "pages": VALUES,
     "schedule": VALUES,

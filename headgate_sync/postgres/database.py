@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import threading
@@ -25,9 +24,10 @@ from headgate_sync.errors import (
     StoreError,
     StoreUnavailable,
 )
+from headgate_sync.loggers import guarded
 from headgate_sync.postgres.sql import PREPARED, Statements
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

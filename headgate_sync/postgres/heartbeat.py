@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -15,9 +14,10 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.errors import StoreError, StoreUnavailable
+from headgate_sync.loggers import guarded
 from headgate_sync.postgres.database import Database, Row, is_alive
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 MIN_LIMIT_MS = 1_000
 

@@ -29,10 +29,11 @@ from headgate_sync.errors import (
     InvalidRequest,
     StoreUnavailable,
 )
+from headgate_sync.loggers import guarded
 from headgate_sync.postgres.database import DEFAULT_SCHEMA
 from headgate_sync.postgres.sql import check_schema_name
 
-log = logging.getLogger(__name__)
+log = guarded(__name__)
 
 CHANNEL = "headgate_wakeup"
 BUFFERED_NAMES = 64

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from headgate_sync.backlog import MAX_SAMPLE
 from headgate_sync.envelope import MAX_INT64
 from headgate_sync.errors import BackendError, InvalidRequest
 from headgate_sync.lifecycle import STORED
+from headgate_sync.loggers import guarded
 from headgate_sync.operations import (
     OPERATIONS_PER_RUN,
     QUEUE_NOT_EMPTY,
@@ -24,7 +23,7 @@ from headgate_sync.postgres.database import (
 )
 from headgate_sync.validation import check_name, check_type
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 
 class PgOperations(PgBacklog):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -23,6 +22,7 @@ from headgate_sync.lease import (
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.policy import LOCK_WAIT_MS, UPKEEP_INTERVAL_MS
 from headgate_sync.postgres.acks import Acker, RetryOptions, random_jitter
 from headgate_sync.postgres.capabilities import PgOutputs, PgProgress, PgResults
@@ -56,7 +56,7 @@ from headgate_sync.validation import (
     check_type,
 )
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 DEFAULT_POOL_SIZE = 4
 # A third of the usual lease: whoever waits longer for a connection had better be told.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from headgate_sync.errors import AttemptCancelled
 from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import MAX_CAPACITY, Ack, LeaseRef
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.signals import Control
 from headgate_sync.telemetry import JobSpan, TelemetryEvent
 from headgate_sync.testing.clock import FakeClock
@@ -34,7 +34,7 @@ from headgate_sync.worker.runner import Runner
 from headgate_sync.worker.shutdown import release
 from headgate_sync.worker.watchdog import Watchdog
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 DEFAULT_DRAIN_JOBS = 100
 MAX_ROUNDS = 1_000

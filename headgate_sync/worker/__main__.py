@@ -33,6 +33,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.lease import MAX_CAPACITY, MAX_LEASE_MS
+from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.task import FunctionTask
 from headgate_sync.validation import check_name
@@ -40,7 +41,7 @@ from headgate_sync.worker.config import WorkerConfig, check_worker_id
 from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
 from headgate_sync.worker.worker import Worker
 
-logger = logging.getLogger("headgate_sync.worker")
+logger = guarded("headgate_sync.worker")
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FLUSH_S = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,11 +19,12 @@ from headgate_sync.attempt import LiveAttempt
 from headgate_sync.errors import LeaseRejected, StoreUnavailable
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.store import Store
 from headgate_sync.validation import MAX_ACKS, MAX_BATCH_BYTES
 from headgate_sync.worker.inflight import InFlight
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 RESULT_NOT_STORED = "result could not be stored"
 _REMOVING = (Outcome.SUCCESS, Outcome.REVOKE)  # may delete the row they settle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.errors import StoreError
 from headgate_sync.lease import AdmissionBatch, AdmitRequest
+from headgate_sync.loggers import guarded
 from headgate_sync.policy import next_delay
 from headgate_sync.store import Store
 from headgate_sync.telemetry import Admitted, Rejected
@@ -19,7 +19,7 @@ from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.reporting import Emitter
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 NEVER_S = float("inf")
 GATHER_MS = 5  # after a wake-up that brought work; what comes meanwhile is one question

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from headgate_sync.attempt import AttemptFault, LiveAttempt
 from headgate_sync.binding import BatchJob, Binding
 from headgate_sync.cancel import exception_for
 from headgate_sync.context import JobContext
+from headgate_sync.loggers import guarded
 
 if TYPE_CHECKING:
     from headgate_sync.worker.runner import Runner
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 
 @frozen(eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ from attrs import evolve
 
 from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
+from headgate_sync.loggers import guarded
 from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
 from headgate_sync.store import Store
 from headgate_sync.telemetry import Evicted, GateCorrected, Quarantined
@@ -17,7 +17,7 @@ from headgate_sync.worker.loops import LoopGuard, LoopHealth
 from headgate_sync.worker.reporting import Emitter
 from headgate_sync.worker.scheduler import PeriodicHook, Scheduler
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 RECLAIM_LIMIT = 1_000
 PROMOTE_LIMIT = 10_000

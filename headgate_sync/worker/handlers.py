@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Set
@@ -10,12 +9,13 @@ from queue import SimpleQueue
 from typing import Final
 
 from headgate_sync.attempt import LiveAttempt
+from headgate_sync.loggers import guarded
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.batching import Chunk
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.runner import Runner
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 
 class _Order:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.context import JobContext
 from headgate_sync.errors import LeaseLost, StoreError
+from headgate_sync.loggers import guarded
 from headgate_sync.store import Store
 from headgate_sync.telemetry import RenewFailed
 from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.reporting import Emitter
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 SHORTEST_BEAT_S = 0.01
 

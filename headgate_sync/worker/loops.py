@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,8 +9,9 @@ from collections.abc import Callable
 from attrs import frozen
 
 from headgate_sync.errors import StoreUnavailable
+from headgate_sync.loggers import guarded
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from headgate_sync.loggers import guarded
 from headgate_sync.telemetry import WorkerMemory
 from headgate_sync.worker.reporting import Emitter
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 
 class MemoryWatch:

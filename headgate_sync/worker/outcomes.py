@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import traceback
@@ -23,9 +22,10 @@ from headgate_sync.envelope import Envelope
 from headgate_sync.errors import AttemptCancelled, CodecError, StaleCheckpoint
 from headgate_sync.lease import MAX_ERROR_BYTES, Ack, JobResult, cut_text, storable_text
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.signals import Control, RateLimited, Revoke, Skip, Snooze
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 MAX_SUMMARY_BYTES = 2048
 MAX_POLICY_DELAY_MS = 86_400_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from headgate_sync.errors import StoreError
+from headgate_sync.loggers import guarded
 from headgate_sync.store import Store
 from headgate_sync.telemetry import WorkerSaturation
 from headgate_sync.worker.config import WorkerConfig
@@ -21,7 +21,7 @@ from headgate_sync.worker.readyfile import ReadyFile
 from headgate_sync.worker.reporting import Emitter
 from headgate_sync.workers import COMMANDS, WorkerMeta
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 HOST_BYTES = 255
 # A beat that brought a command is followed by one that says it is applied, and that one

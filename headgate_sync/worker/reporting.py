@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from headgate_sync.events import (
 )
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome, State, next_state
+from headgate_sync.loggers import guarded
 from headgate_sync.loglines import MAX_LOG_LINES
 from headgate_sync.retry import DEFAULT_CRASH_LIMIT
 from headgate_sync.telemetry import (
@@ -36,7 +36,7 @@ from headgate_sync.telemetry import (
 from headgate_sync.tracing import trace_of
 from headgate_sync.worker.outcomes import CODE_UNKNOWN_KIND, REASON_DEADLINE
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 REPEAT_LOG_S = 60.0
 RATE_CLASS = "rate_class"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import decimal
-import logging
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -17,6 +16,7 @@ from headgate_sync.injection import Given, WorkerInfo
 from headgate_sync.interrupt import Interrupt
 from headgate_sync.lease import JobResult
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.signals import Control
 from headgate_sync.worker.acks import AckBox
@@ -35,7 +35,7 @@ from headgate_sync.worker.outcomes import (
     ack_of,
 )
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.inspection import Inspect
+from headgate_sync.loggers import guarded
 from headgate_sync.schedule import (
     FiredTick,
     FireResult,
@@ -29,7 +30,7 @@ from headgate_sync.schedule import (
 from headgate_sync.schedules import FiresTicks
 from headgate_sync.store import Store
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 DUE_PAGE = 50
 SWEEP_BUDGET_S = 1.0

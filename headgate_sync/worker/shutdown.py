@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from headgate_sync.cancel import CancelReason
 from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.loggers import guarded
 from headgate_sync.store import Store
 from headgate_sync.validation import MAX_ACKS
 from headgate_sync.worker.acks import AckBox
@@ -36,7 +36,7 @@ from headgate_sync.worker.bell import Bell
 from headgate_sync.worker.inflight import InFlight
 from headgate_sync.worker.outcomes import RELEASED_AT_SHUTDOWN
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 EXIT_CLEAN = 0
 EXIT_CONFIGURATION = 2

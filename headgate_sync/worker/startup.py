@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from headgate_sync.errors import ConfigurationError, StoreError
+from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.store import Store
 from headgate_sync.worker.config import WorkerConfig
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 KINDS_LOOKED_AT = 1_000
 

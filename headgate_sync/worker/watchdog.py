@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -12,6 +11,7 @@ from headgate_sync.attempt import LiveAttempt
 from headgate_sync.cancel import CancelReason, class_for
 from headgate_sync.events import StuckCallback, StuckHandler
 from headgate_sync.interrupt import Interrupt
+from headgate_sync.loggers import guarded
 from headgate_sync.telemetry import Stuck
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.config import WorkerConfig
@@ -20,7 +20,7 @@ from headgate_sync.worker.loops import ServiceLoop
 from headgate_sync.worker.outcomes import STILL_RUNNING, Judge, ack_of
 from headgate_sync.worker.reporting import Emitter
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 LOOK_AT_LOOPS_S = 5.0
 

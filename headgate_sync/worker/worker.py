@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import Ack
+from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.store import Store
 from headgate_sync.worker.acks import AckBox
@@ -46,7 +46,7 @@ from headgate_sync.worker.watchdog import Watchdog
 if TYPE_CHECKING:
     from headgate_sync.client import Client
 
-logger = logging.getLogger(__name__)
+logger = guarded(__name__)
 
 KINDS_S = 5.0
 JOIN_S = 1.0
