@@ -152,6 +152,19 @@ def test_a_beat_keeps_an_extended_lease_long(store: Any, clock: Any) -> None:
     assert beating.tap.calls == ["renew"]  # the usual length is the longer one again
 
 
+def test_an_extension_without_an_answer_is_none(store: Any) -> None:
+    enqueue(store, "a")
+    beating = Beating(store)
+    (attempt,) = beating.bench.admit()
+    beating.tap.fail("renew", StoreUnavailable("away"))
+    with pytest.raises(StoreUnavailable):
+        JobContext(attempt).extend_lease("2m")
+    assert attempt.lease_due_s == beating.steps() + 30
+    beating.steps.advance(10)
+    beating.beat()
+    assert attempt.lease_due_s == beating.steps() + 30
+
+
 def test_a_report_of_loss_does_not_touch_an_attempt_that_has_ended(
     store: Any, caplog: Any
 ) -> None:
