@@ -12,7 +12,7 @@ from headgate_sync.context import JobContext
 from headgate_sync.errors import ConfigurationError, InvalidRequest, StoreUnavailable
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
-from headgate_sync.worker import Worker, WorkerConfig, loops
+from headgate_sync.worker import Worker, WorkerConfig, loops, watchdog
 from tests.builders import QUEUE, envelope, job, state_of
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
 
@@ -302,6 +302,24 @@ def test_two_workers_of_one_name_share_the_work_and_each_keeps_its_leases(
         wait_for(lambda: len(ran) == 40, "all ran")
     assert sorted(ran) == sorted(ids)
     assert {state_of(store, id) for id in ids} == {State.COMPLETED}
+
+
+def test_a_time_out_wakes_a_watchdog_that_would_look_later(
+    store: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_AT_LOOPS_S", 1_000.0)
+    told: list[tuple[bool, str | None]] = []
+    registry = Registry()
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        told.append((ctx.wait(PATIENCE_S), ctx.cancel_reason))
+
+    with working(store, registry, stuck_threshold="1h") as worker:
+        wait_for(lambda: worker.health().threads["watchdog"].rounds > 0, "it sleeps")
+        put(store, "a", timeout_ms=20)
+        wait_for(lambda: bool(told), "the handler ends")
+    assert told == [(True, "timeout")]
 
 
 # Health, and what happens when a loop fails
