@@ -127,16 +127,19 @@ def test_a_value_that_an_outage_held_back_follows_with_a_later_beat(store: Any) 
     assert state_of(store, "a") is State.COMPLETED
 
 
+@pytest.mark.parametrize("force", [False, True])
 def test_a_value_that_comes_during_a_write_is_neither_lost_nor_overtaken(
-    store: Any,
+    store: Any, force: bool
 ) -> None:
-    steps, gate = Steps(), Gate()
+    gate, overtook = Gate(), threading.Event()
     tap, progress = tapped(store)
     written: list[int] = []
 
     def write(real: Any, lease: Any, update: Any) -> Any:
-        if not written:
+        if update.current == 1:
             gate.hold()
+        else:
+            overtook.set()
         written.append(update.current)
         return real(lease, update)
 
@@ -145,11 +148,17 @@ def test_a_value_that_comes_during_a_write_is_neither_lost_nor_overtaken(
     def handler(ctx: JobContext) -> None:
         first = ctx.spawn(ctx.report_progress, 1, 9)
         gate.wait()
-        ctx.report_progress(2, 9)  # does not wait for the write that is under way
-        gate.open()
+        if force:  # waits for the write that is under way, but not for ever
+            second = ctx.spawn(lambda: ctx.report_progress(2, 9, force=True))
+            assert not overtook.wait(0.2)
+            gate.open()
+            second.result(PATIENCE_S)
+        else:  # waits for nobody
+            ctx.report_progress(2, 9)
+            gate.open()
         first.result(PATIENCE_S)
 
     put(store)
-    running(tap, handler, now_s=steps).run_next()
+    running(tap, handler, now_s=Steps()).run_next()
     assert written == [1, 2]
     assert store.progress.read_progress("a").current == 2
