@@ -45,7 +45,7 @@ def fail():
 def with_argument(settings):
     return hg
 
-@registry.task("elsewhere")
+@Registry().task("k")
 def task(n: int = 0) -> None: ...
 """
 
