@@ -97,12 +97,15 @@ def test_a_value_that_an_outage_held_back_follows_with_a_later_beat(store: Any) 
     seen: list[int] = []
 
     def beat() -> None:
-        sent = progress.count("write_job_progress")
-        heartbeat.step()
-        wait_for(lambda: progress.count("write_job_progress") > sent, "it is sent")
-        for thread in threading.enumerate():
-            if thread.name == "headgate-progress":
-                thread.join(PATIENCE_S)
+        before = progress.count("write_job_progress")
+
+        def sent() -> bool:
+            if progress.count("write_job_progress") > before:
+                return True
+            heartbeat.step()  # again, where the thread of the last one is not gone yet
+            return False
+
+        wait_for(sent, "it is sent")
 
     def handler(ctx: JobContext) -> None:
         ctx.report_progress(1, 9)
@@ -113,6 +116,7 @@ def test_a_value_that_an_outage_held_back_follows_with_a_later_beat(store: Any) 
             ctx.report_progress(3, 9, force=True)
         seen.append(store.progress.read_progress("a").current)
         beat()
+        wait_for(lambda: not ctx.progress_waits, "it is written")
         seen.append(store.progress.read_progress("a").current)
         progress.fail("write_job_progress", StoreUnavailable("away"))
         ctx.report_progress(4, 9)
