@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from queue import Empty, SimpleQueue
+
+LONGEST_S = 1.0
 
 
 class Bell:
@@ -21,10 +22,15 @@ class Bell:
         self._rings.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a ring, at most so long; earlier rings end the wait at once."""
+        """Wait for a ring, at most so long and a second; earlier rings end it at once.
+
+        Whoever waits looks again by itself: a signal that arrives between Python's last
+        look for signals and the system call below does not end that call, and its
+        handler, which would ring, runs only behind it.
+        """
         try:
             if timeout_s > 0:
-                self._rings.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+                self._rings.get(timeout=min(timeout_s, LONGEST_S))
             while True:
                 self._rings.get_nowait()
         except Empty:

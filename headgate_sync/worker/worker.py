@@ -50,7 +50,7 @@ logger = guarded(__name__)
 
 KINDS_S = 5.0
 JOIN_S = 1.0
-LOOK_AT_WATCHDOG_S = 5.0
+LOOK_AT_WATCHDOG_S = 1.0
 
 
 class Worker:

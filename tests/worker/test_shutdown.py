@@ -13,7 +13,7 @@ from headgate_sync.errors import StoreUnavailable
 from headgate_sync.lifecycle import State
 from headgate_sync.policy import Poll
 from headgate_sync.registry import Registry
-from headgate_sync.worker import ExitStatus
+from headgate_sync.worker import ExitStatus, bell
 from headgate_sync.worker.shutdown import exit_status
 from tests.builders import enqueue, envelope, job, state_of, steer
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
@@ -328,6 +328,15 @@ def test_a_stop_does_not_wait_for_a_poll_or_a_duty(store: Any) -> None:
     with working(store, Registry(), poll=seldom, duty_interval="60s"):
         began_s = time.monotonic()
     assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_whoever_waits_for_a_signal_looks_again_without_one(monkeypatch: Any) -> None:
+    """One that arrives just before the system call of the wait does not end it."""
+    monkeypatch.setattr(bell, "LONGEST_S", 0.01)
+    waiter = threading.Thread(target=bell.Bell().wait, args=(1_000,), daemon=True)
+    waiter.start()
+    waiter.join(PATIENCE_S)
+    assert not waiter.is_alive()
 
 
 def test_enqueueing_for_a_stopped_worker_still_works(store: Any) -> None:
