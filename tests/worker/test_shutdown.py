@@ -302,15 +302,14 @@ def test_a_claim_that_crosses_the_stop_is_handed_back_unrun(store: Any) -> None:
     def handler(ctx: JobContext) -> None:
         ran.append(ctx.job_id)
 
+    def answer_late(real: Any, request: Any) -> Any:
+        answer = real(request)
+        if answer.claims:
+            gate.hold()
+        return answer
+
+    tap.around["admit"] = answer_late  # also in a question that is under way
     with working(tap, registry, poll=Poll(floor_ms=10, ceiling_ms=10)) as worker:
-
-        def answer_late(real: Any, request: Any) -> Any:
-            answer = real(request)
-            if answer.claims:
-                gate.hold()
-            return answer
-
-        tap.around["admit"] = answer_late
         put(store, "a")
         gate.wait()
         thread = stopping(worker)
