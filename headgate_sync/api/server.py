@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 
@@ -289,7 +289,7 @@ def _serve_app(
             logger.info("the control API listens on %s", at)
             if listening is not None:
                 listening(at)
-            ending.get()
+            _wait_for(ending)
             server.shutdown()
             thread.join()
             if isinstance(app, ControlApi):
@@ -308,6 +308,14 @@ def _flag(environ: Mapping[str, str], name: str) -> bool:
     if text not in ("0", "1"):
         raise ConfigurationError(f"{name} is {text!r}, expected 0 or 1")
     return text == "1"
+
+
+def _wait_for(ending: SimpleQueue[object]) -> None:
+    # A signal just before a wait begins does not end it, so it is begun anew.
+    while True:
+        with suppress(Empty):
+            ending.get(timeout=1)
+            return
 
 
 class _signals_to:
