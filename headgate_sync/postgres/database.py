@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -131,16 +130,27 @@ class Pool(Protocol):
 
 
 class Session:
-    """Runs statement files on one connection; sets nothing and ends no transaction."""
+    """Runs statement files on one connection; sets nothing and ends no transaction.
 
-    __slots__ = ("_statements", "connection", "prepares")
+    Attributes:
+        plain: whether the connection's defaults suit a statement without BEGIN; None
+            before somebody asked.
+        prepares: whether the server that answers keeps what was prepared.
+    """
+
+    __slots__ = ("_cursor", "_statements", "connection", "plain", "prepares")
 
     def __init__(
         self, connection: psycopg.Connection[Any], statements: Mapping[str, bytes]
     ) -> None:
         self.connection = connection
+        self.plain: bool | None = None
         self.prepares = True
         self._statements = statements
+        # An own cursor: the connection's row factory belongs to its owner. What it
+        # learns of types with the first statement it knows with the next, which is a
+        # third of the driver's work; so the frequent statements share one.
+        self._cursor: psycopg.Cursor[Row] | None = None
 
     def rows(self, name: str, /, **params: Any) -> list[Row]:
         """Run the statement file of this name and return its rows.
@@ -148,19 +158,30 @@ class Session:
         Raises:
             StoreError: translated; the driver's error is the cause.
         """
-        prepare = None if self.prepares and name in PREPARED else False
-        return self._run(self._statements[name], params, prepare)
+        text = self._statements[name]
+        if name not in PREPARED:
+            return self._run(self._new_cursor(), text, params, prepare=False)
+        if self._cursor is None:
+            self._cursor = self._new_cursor()
+        prepare = None if self.prepares else False
+        return self._run(self._cursor, text, params, prepare=prepare)
 
     def command(self, text: bytes) -> list[Row]:
         """Run a control statement such as SAVEPOINT, which has no arguments."""
-        return self._run(text, None, prepare=False)
+        return self._run(self._new_cursor(), text, None, prepare=False)
+
+    def _new_cursor(self) -> psycopg.Cursor[Row]:
+        return psycopg.Cursor(self.connection, row_factory=tuple_row)
 
     def _run(
-        self, text: bytes, params: dict[str, Any] | None, prepare: bool | None
+        self,
+        cursor: psycopg.Cursor[Row],
+        text: bytes,
+        params: dict[str, Any] | None,
+        *,
+        prepare: bool | None,
     ) -> list[Row]:
         try:
-            # An own cursor: the connection's row factory belongs to its owner.
-            cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
             cursor.execute(text, params, prepare=prepare)
             if self.connection.pgconn.pipeline_status:
                 # The owner's pipeline holds answers back until it is synchronised.
@@ -230,13 +251,7 @@ class Database:
             Counter() if os.environ.get("HEADGATE_DEBUG") == "1" else None
         )
         self._discarded: SimpleQueue[AbstractContextManager[Session]] = SimpleQueue()
-        # Whether a physical connection's defaults suit a statement without BEGIN, and
-        # whether it leads to the server that it names. A pooler names a server of its
-        # own making and may hand the next statement to another one, which does not know
-        # what this one prepared.
-        self._known: WeakKeyDictionary[psycopg.Connection[Any], tuple[bool, bool]] = (
-            WeakKeyDictionary()
-        )
+        self._sessions: dict[psycopg.Connection[Any], Session] = {}
 
     def rows(self, name: str, /, **params: Any) -> list[Row]:
         """Run one statement file as its own transaction and return its rows.
@@ -310,7 +325,7 @@ class Database:
 
     def session_of_own(self, connection: psycopg.Connection[Any]) -> Session:
         """Begin a transaction of the store's own on an idle autocommit connection."""
-        session = Session(connection, self.statements)
+        session = self._session(connection)
         self._begin(session)
         return session
 
@@ -318,7 +333,7 @@ class Database:
         self, connection: psycopg.Connection[Any], name: str, params: dict[str, Any]
     ) -> list[Row]:
         """`rows`, once, on an idle autocommit connection of any origin."""
-        session = Session(connection, self.statements)
+        session = self._session(connection)
         if self._is_plain(session):
             self._verified(session)
             return session.rows(name, **params)
@@ -356,13 +371,24 @@ class Database:
         self._verified(session)
 
     def _is_plain(self, session: Session) -> bool:
-        known = self._known.get(session.connection)
-        if known is None:
+        if session.plain is None:
             [(plain, pid)] = session.command(_IS_PLAIN)
-            direct = pid == session.connection.pgconn.backend_pid
-            known = self._known[session.connection] = (bool(plain), direct)
-        session.prepares = known[1]
-        return known[0]
+            # A pooler names a server of its own making and may hand the next statement
+            # to another one, which does not know what this one prepared.
+            session.prepares = pid == session.connection.pgconn.backend_pid
+            session.plain = bool(plain)
+        return session.plain
+
+    def _session(self, connection: psycopg.Connection[Any]) -> Session:
+        """The session that is kept for a connection of ours while it is open."""
+        session = self._sessions.get(connection)
+        if session is None:
+            for known in list(self._sessions):
+                if known.closed:
+                    self._sessions.pop(known, None)
+            session = Session(connection, self.statements)
+            self._sessions[connection] = session
+        return session
 
     def _verified(self, session: Session) -> None:
         verify = self._verify
@@ -392,7 +418,7 @@ class Database:
         try:
             if not autocommit:
                 connection.autocommit = True
-            yield Session(connection, self.statements)
+            yield self._session(connection)
         finally:
             if self._holders is not None:
                 self._holders[holder] -= 1

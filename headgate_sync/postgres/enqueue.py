@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, eq, lt
 from typing import Any
 
 from psycopg.types.numeric import Int4, Int8
@@ -56,12 +57,15 @@ class Intake:
 def _enqueue(
     rows: Callable[..., list[tuple[Any, ...]]], batch: Sequence[Envelope], *, own: bool
 ) -> None:
-    if len(batch) > 1 or _is_special(batch[0]):
+    first = batch[0]
+    if len(batch) > 1 and _are_alike(batch):
+        answer = rows("enqueue_alike", own=own, **_contents(batch), **_shared(first))
+    elif len(batch) > 1 or _is_special(first):
         answer = rows("enqueue", own=own, **_columns(batch))
-    elif _rest_of(batch[0]) == _PLAIN:
-        answer = rows("enqueue_plain", own=own, **_plain(batch[0]))
+    elif _rest_of(first) == _PLAIN:
+        answer = rows("enqueue_plain", own=own, **_plain(first))
     else:
-        answer = rows("enqueue_one", own=own, **_plain(batch[0]), **_rest(batch[0]))
+        answer = rows("enqueue_one", own=own, **_plain(first), **_rest(first))
     refusal = answer[0][0]
     if refusal is not None:
         raise _refusal(*refusal)
@@ -69,13 +73,21 @@ def _enqueue(
 
 def _is_special(envelope: Envelope) -> bool:
     """Whether the job asks for what few jobs ask for, which the quick road lacks."""
-    return bool(
-        envelope.unique_window_ms
-        or envelope.unique_replace
-        or envelope.unique_debounce_ms
-        or envelope.pending
-        or envelope.unique_states
-        or envelope.periodic_schedule_id
+    return any(_special_of(envelope))
+
+
+def _are_alike(batch: Sequence[Envelope]) -> bool:
+    """Whether the quick road of batches takes them; written for speed.
+
+    Their rows are inserted as they come, so ids must come in the one order in which all
+    batches take them.
+    """
+    first = batch[0]
+    if first.unique_key is not None or first.tags or _is_special(first):
+        return False
+    ids = list(map(_id_of, batch))
+    return all(map(lt, ids, ids[1:])) and all(
+        map(eq, map(_nature_of, batch), repeat(_nature_of(first)))
     )
 
 
@@ -96,7 +108,17 @@ def _refusal(verdict: str, *facts: str) -> StoreError:
             return StoreConflict("the holder of a unique key kept changing")
 
 
-_rest_of = attrgetter(
+_id_of = attrgetter("id")
+_SPECIAL = (
+    "unique_window_ms",
+    "unique_replace",
+    "unique_debounce_ms",
+    "pending",
+    "unique_states",
+    "periodic_schedule_id",
+)
+_special_of = attrgetter(*_SPECIAL)
+_REST = (
     "schema_version",
     "rate_class",
     "sticky_worker",
@@ -113,6 +135,8 @@ _rest_of = attrgetter(
     "headers",
     "tags",
 )
+_rest_of = attrgetter(*_REST)
+_nature_of = attrgetter(*_REST, *_SPECIAL)
 # What the database function takes for arguments that are not given.
 _PLAIN = _rest_of(Envelope(id="plain", kind="plain"))
 
@@ -136,10 +160,18 @@ def _plain(envelope: Envelope) -> dict[str, Any]:
 
 def _rest(envelope: Envelope) -> dict[str, Any]:
     """What `enqueue_one` takes besides."""
+    return _shared(envelope) | {
+        "unique_key": envelope.effective_unique_key,
+        "tags": list(envelope.tags) or None,
+    }
+
+
+def _shared(envelope: Envelope) -> dict[str, Any]:
+    """What `enqueue_one` and `enqueue_alike` both take besides."""
     (
         schema_version, rate_class, sticky_worker, weight, priority, max_attempts,
         scheduled_at_ms, delay_ms, timeout_ms, deadline_ms, deadline_in_ms,
-        retention_ms, unique_key, headers, tags,
+        retention_ms, _, headers, _,
     ) = _rest_of(envelope)  # fmt: skip
     return {
         "schema_version": str(schema_version),
@@ -154,9 +186,7 @@ def _rest(envelope: Envelope) -> dict[str, Any]:
         "deadline_ms": str(deadline_ms),
         "deadline_in_ms": str(deadline_in_ms),
         "retention_ms": str(retention_ms),
-        "unique_key": None if unique_key is None else envelope.effective_unique_key,
-        "headers": headers_json(headers) if headers else None,
-        "tags": list(tags) if tags else None,
+        "headers": headers_json(headers),
     }
 
 
@@ -176,23 +206,29 @@ def _column(values: list[Any], width: type[int] | None = None) -> list[Any]:
     return values if width is None else list(map(width, values))
 
 
+def _contents(batch: Sequence[Envelope]) -> dict[str, Any]:
+    """What differs in any batch."""
+    return {
+        "ids": [e.id for e in batch],
+        "kinds": _column([e.kind for e in batch]),
+        "payloads": _column([e.payload for e in batch]),
+        "queues": _column([e.queue for e in batch]),
+        "partition_keys": _column([e.partition_key for e in batch]),
+        "lane_keys": _column([_lane_of(e) for e in batch], Int8),
+        "fingerprints": _column([e.fingerprint for e in batch]),
+    }
+
+
 def _columns(batch: Sequence[Envelope]) -> dict[str, Any]:
     keys = [envelope.effective_unique_key for envelope in batch]
     keyed = any(key is not None for key in keys)
     windows = [envelope.unique_window_ms for envelope in batch]
     labels = [(place, t) for place, e in enumerate(batch, 1) for t in e.tags]
-    return {
-        "ids": [e.id for e in batch],
-        "kinds": _column([e.kind for e in batch]),
+    return _contents(batch) | {
         "schema_versions": _column([e.schema_version for e in batch], Int4),
-        "payloads": _column([e.payload for e in batch]),
-        "queues": _column([e.queue for e in batch]),
-        "partition_keys": _column([e.partition_key for e in batch]),
         "rate_classes": _column([e.rate_class for e in batch]),
         "sticky_workers": _column([e.sticky_worker for e in batch]),
-        "lane_keys": _column([_lane_of(e) for e in batch], Int8),
         "weights": _column([e.weight for e in batch], Int4),
-        "fingerprints": _column([e.fingerprint for e in batch]),
         "priorities": _column([e.priority for e in batch], Int4),
         "max_attempts": _column([e.max_attempts for e in batch], Int4),
         "scheduled_at_ms": _column([e.scheduled_at_ms for e in batch], Int8),

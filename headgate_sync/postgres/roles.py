@@ -27,6 +27,7 @@ _START = {"schema_state", "ledger_rows"}
 _PRODUCER = {
     *_START,
     "enqueue",
+    "enqueue_alike",
     "enqueue_one",
     "enqueue_plain",
     "get_worker",

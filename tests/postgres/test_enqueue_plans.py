@@ -84,7 +84,7 @@ def test_no_table_is_scanned_whatever_the_statistics_say(
 
 
 def test_the_driver_keeps_the_statements():
-    for name in ("enqueue", "enqueue_one", "enqueue_plain"):
+    for name in ("enqueue", "enqueue_alike", "enqueue_one", "enqueue_plain"):
         assert len(Statements("x" * 63)[name]) <= CACHED_BYTES
         placeholders = set(re.findall(r"%\((\w+)\)", statement_source(name)))
         assert len(placeholders) <= CACHED_PARAMETERS

@@ -3,6 +3,9 @@ DROP TRIGGER headgate_queue_wake ON {schema}.headgate_queue;
 DROP TRIGGER headgate_inbox_wake ON {schema}.headgate_inbox;
 DROP FUNCTION {schema}.headgate_wake();
 DROP FUNCTION {schema}.headgate_enqueue_plain(text, text, bytea, text, text, bigint, text, boolean);
+DROP FUNCTION {schema}.headgate_enqueue_alike(
+  text[], text[], bytea[], text[], text[], bigint[], text[], boolean, integer, text, text, integer, integer, integer,
+  bigint, bigint, bigint, bigint, bigint, bigint, text);
 DROP FUNCTION {schema}.headgate_enqueue_one(
   text, text, bytea, text, text, bigint, text, boolean, integer, text, text, integer, integer, integer, bigint, bigint,
   bigint, bigint, bigint, bigint, bytea, text, text[]);

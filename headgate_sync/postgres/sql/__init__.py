@@ -24,7 +24,15 @@ MAX_SCHEMA_BYTES = 63
 # Calls of functions, which plan their own statements and keep the plans. A plain
 # statement is planned at each call: a kept plan may date from when the table was small.
 PREPARED = frozenset(
-    {"ack", "admit", "enqueue", "enqueue_one", "enqueue_plain", "renew"}
+    {
+        "ack",
+        "admit",
+        "enqueue",
+        "enqueue_alike",
+        "enqueue_one",
+        "enqueue_plain",
+        "renew",
+    }
 )
 
 # Whether the row `job` is what the filter of a list asks for; the arguments are those
