@@ -47,6 +47,8 @@ def requests() -> Iterator[list[Any]]:
     yield [envelope("window", unique_key=b"k", unique_window_ms=5)]
     yield [envelope("again", unique_key=b"k", unique_window_ms=5)]
     yield [*envelopes("one", "x", "y"), envelope("z", unique_key=b"z", tags=("t",))]
+    yield envelopes(*[f"b{n:02}" for n in range(50)])
+    yield envelopes(*[f"b{n:02}" for n in range(51)])
     yield [envelope(f"n{n}", unique_key=b"%d" % n) for n in range(50)]
     yield [
         envelope(f"w{n}", unique_key=b"%d" % n, unique_window_ms=9) for n in range(9)
@@ -162,9 +164,11 @@ def test_columns_that_are_equal_and_columns_that_differ_are_stored_alike(store, 
 
 def test_every_road_stores_a_job_of_defaults_alike(store, admin, caller):
     """The shortest one writes the defaults out instead of taking them as arguments."""
-    store.enqueue([envelope("plain", kind="k", payload=b"p")])
-    store.enqueue([envelope("one", kind="k", payload=b"p", tags=("t",))])
-    store.enqueue([envelope(id, kind="k", payload=b"p") for id in ("a", "b")])
+    bare = {"kind": "k", "payload": b"p", "retention_ms": 0, "scheduled_at_ms": 0}
+    store.enqueue([envelope("plain", **bare)])
+    store.enqueue([envelope("one", **bare, tags=("t",))])
+    store.enqueue(envelopes("a", "b", **bare))
+    store.enqueue(envelopes("d", "c", **bare))
     own = {"seq", "id", "enqueued_at_ms", "scheduled_at_ms"}
     stored = [
         {name: value for name, value in row.items() if name not in own}
@@ -172,7 +176,7 @@ def test_every_road_stores_a_job_of_defaults_alike(store, admin, caller):
             "SELECT to_jsonb(job) FROM headgate.headgate_job AS job"
         )
     ]
-    assert len(stored) == 4
+    assert len(stored) == 6
     assert all(row == stored[0] for row in stored)
     for table, columns in {
         "inbox": "kind, queue, partition_key, rate_class, sticky_worker, lane_key",
@@ -182,7 +186,46 @@ def test_every_road_stores_a_job_of_defaults_alike(store, admin, caller):
             f"SELECT DISTINCT {columns} FROM headgate.headgate_{table}"
         ).fetchall()
         assert len(rows) == 1, table
-    assert steer(store).unfinished("q") == 4
+    assert steer(store).unfinished("q") == 6
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"schema_version": 2, "rate_class": "c", "sticky_worker": "w", "weight": 3},
+        {"priority": -4, "max_attempts": 7, "timeout_ms": 8, "deadline_ms": 10**13},
+        {"delay_ms": 60_000, "deadline_in_ms": 90_000},
+        {"scheduled_at_ms": 10**13, "retention_ms": 5, "headers": {"a": "ü"}},
+    ],
+)
+def test_the_quick_road_of_batches_stores_what_the_long_one_stores(
+    store, admin, shared
+):
+    """Ids that descend take the long one."""
+    lanes = [("q", "x"), ("p", "x"), ("q", "y"), ("q", "x")]
+    batch = [
+        envelope(f"{n}", queue=queue, partition_key=key, payload=b"%d" % n, **shared)
+        for n, (queue, key) in enumerate(lanes)
+    ]
+    answers = []
+    for jobs in (batch, batch[::-1]):
+        store.enqueue(jobs)
+        answers.append(
+            [
+                admin.execute(
+                    f"WITH gone AS (DELETE FROM headgate.headgate_{table} RETURNING *)"
+                    f" SELECT to_jsonb(gone) - %s::text[] FROM gone ORDER BY {order}",
+                    [["seq", "ev", "entry"]],
+                ).fetchall()
+                for table, order in {
+                    "job": "id",
+                    "inbox": "queue, partition_key, kind",
+                    "tally": "queue, partition_key",
+                }.items()
+            ]
+        )
+    assert answers[0] == answers[1]
+    assert [len(rows) for rows in answers[0]][::2] == [4, 3]
 
 
 @pytest.mark.parametrize("road", ["alone", "in a batch"])

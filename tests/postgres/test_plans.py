@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.numeric import Int8
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.lifecycle import State
@@ -71,9 +72,27 @@ def one(state):
     return {"job_id": f"{state}-7"}
 
 
+def load(names):
+    """A batch that is alike in all but its ids."""
+    return {
+        "ids": names, "kinds": ["k"], "payloads": [b""], "queues": ["q"],
+        "partition_keys": [""], "lane_keys": [Int8(1)], "fingerprints": [""],
+        "rate_class": "", "sticky_worker": "", "headers": "{}", "own": True,
+        "schema_version": "1", "weight": "1", "max_attempts": "1",
+        **dict.fromkeys(("priority", "scheduled_at_ms", "delay_ms", "timeout_ms",
+                         "deadline_ms", "deadline_in_ms", "retention_ms"), "0"),
+    }  # fmt: skip
+
+
 HELD = {**one("running"), "lease_id": "lease", "fence": 1}
 # Name of the statement, its arguments, and how many rows it may touch.
 CALLS = {
+    "enqueue of 100": ("enqueue_alike", load([f"new-{n}" for n in range(100, 200)]),
+                       20),
+    "enqueue of 100 among others": ("enqueue_alike", load(
+        [f"running-{n}-new" for n in range(100, 200)]), 30),
+    "enqueue again": ("enqueue_alike", load([f"running-{n}" for n in range(100, 109)]),
+                      60),
     "ack of 1": ("ack", {**leases(jobs("running", 1)), **NO_ACK_COLUMNS,
                  "outcomes": ["success"], **BACKOFF}, 10),
     "ack of 100": ("ack", {**leases(jobs("running", 100)), **NO_ACK_COLUMNS,
