@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import threading
+import weakref
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -329,6 +332,23 @@ def test_a_closed_pool_is_an_outage(database_url):
     pool.close()
     with pytest.raises(StoreUnavailable):
         Database(pool, SCHEMA).rows("store_now")
+
+
+def test_what_is_kept_for_a_connection_goes_when_another_one_takes_its_place(
+    borrowed, caplog
+):
+    caplog.set_level(logging.ERROR, "psycopg.pool")  # a warning would hold its subject
+    db = Database(borrowed, SCHEMA)
+    seen = []
+    for _ in range(3):
+        db.rows("store_now")
+        with borrowed.connection() as connection:
+            seen.append(weakref.ref(connection))
+            connection.close()
+        del connection
+    db.rows("store_now")
+    gc.collect()
+    assert [known() for known in seen] == [None] * 3
 
 
 # Transactions of the store's own
