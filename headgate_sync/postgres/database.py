@@ -64,6 +64,9 @@ SELECT pg_catalog.current_setting('default_transaction_isolation') = 'read commi
   AND pg_catalog.strpos(pg_catalog.current_setting('search_path'), 'pg_catalog') = 0,
   pg_catalog.pg_backend_pid()
 """
+# Statements that share a cursor. It holds the arguments and the rows of the last one,
+# which is too much of a batch: up to 16 MiB for each connection of a pool.
+_SHARING = PREPARED - {"enqueue", "enqueue_alike"}
 _COMMIT = b"COMMIT"
 _ROLLBACK = b"ROLLBACK"
 
@@ -159,11 +162,11 @@ class Session:
             StoreError: translated; the driver's error is the cause.
         """
         text = self._statements[name]
-        if name not in PREPARED:
-            return self._run(self._new_cursor(), text, params, prepare=False)
+        prepare = None if self.prepares and name in PREPARED else False
+        if name not in _SHARING:
+            return self._run(self._new_cursor(), text, params, prepare=prepare)
         if self._cursor is None:
             self._cursor = self._new_cursor()
-        prepare = None if self.prepares else False
         return self._run(self._cursor, text, params, prepare=prepare)
 
     def command(self, text: bytes) -> list[Row]:
