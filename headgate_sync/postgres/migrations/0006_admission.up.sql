@@ -808,7 +808,8 @@ BEGIN
         IF v_before < p_capacity THEN
           IF v_before + li - i + 1 >= p_capacity THEN
             -- One of each fills the capacity; a second row tells whether the lane goes on.
-            f_limit[i:li] := array_fill(least(2, p_capacity), ARRAY[li - i + 1]);
+            -- (PostgreSQL 13 cannot assign to a slice here.)
+            f_limit := f_limit[:i - 1] || array_fill(least(2, p_capacity), ARRAY[li - i + 1]) || f_limit[li + 1:];
             v_before := p_capacity;
           ELSE
             v_wait := (p_capacity - v_before + li - i) / (li - i + 1) + 1;
