@@ -15,7 +15,7 @@ from headgate_sync.lease import SentAway
 from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
 from tests.backends import PostgresBackend
 from tests.builders import DAY_MS, START_MS, counts, enqueue, envelope, steer
-from tests.postgres.watching import until
+from tests.postgres.visits import admit_rows, visit, wait_until_alone
 from tests.scenarios.gate import (
     ack_all,
     admit,
@@ -40,11 +40,6 @@ POLICY_TABLES = (
     "inbox",
     "sleeper",
 )
-ADMIT = """
-SELECT * FROM headgate.headgate_admit('w', 'lease', ARRAY['q'], 10, 30000, 1000,
-  %(window_max)s, %(window_spare)s, %(window_draws)s, %(deficit_cap)s, %(ledger_lag)s,
-  %(fold_max)s, %(hold_max)s, %(lock_wait_ms)s, %(busy_ms)s)
-"""
 
 
 @pytest.fixture
@@ -100,7 +95,7 @@ def test_refused_rows_are_not_locked_while_the_admission_is_open(
     postgres.connection.execute(
         "INSERT INTO headgate.headgate_quarantine VALUES ('fp', 'k', 3, 1, '', 'test')"
     )
-    claimed = other.execute(ADMIT, GATE_CONSTANTS).fetchall()[:-1]
+    claimed = admit_rows(other)[:-1]
     assert len(claimed) == 3
     free = postgres.connection.execute(
         "SELECT id FROM headgate.headgate_job ORDER BY seq FOR UPDATE SKIP LOCKED"
@@ -113,9 +108,9 @@ def test_a_release_between_an_admission_and_its_marks_wins(store, postgres, othe
     postgres.connection.execute(
         "INSERT INTO headgate.headgate_quarantine VALUES ('fp', 'k', 3, 1, '', 'test')"
     )
-    facts = other.execute(ADMIT, GATE_CONSTANTS).fetchall()[-1]
+    facts = admit_rows(other)[-1]
     other.commit()
-    passed_over = facts[6]
+    passed_over = facts["passed_over"]
     assert len(passed_over) == 2
     assert steer(store).quarantine_release("fp") == 0
     mark = "SELECT headgate.headgate_mark_holds(%s, %s)"
@@ -189,46 +184,6 @@ def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
 # Cost
 
 
-class Visits:
-    """Counts rows and index entries that one admission reads."""
-
-    COUNTED = """
-    SELECT relname,
-      pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid)
-    FROM pg_class WHERE relnamespace = 'headgate'::regnamespace
-    """
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-
-    def of_one_admission(self) -> Counter[str]:
-        """The counts by table and index; the claims are given back.
-
-        Entries of rows that were deleted are passed over in silence once nobody can see
-        the rows any more, and somebody has come by.
-        """
-        until(self._is_alone, "the end of other snapshots")
-        self._connection.execute(ADMIT, GATE_CONSTANTS)
-        self._connection.rollback()
-        before = self._read()
-        found = self._connection.execute(ADMIT, GATE_CONSTANTS).fetchall()
-        assert len(found) == 11
-        visited = self._read() - before
-        self._connection.rollback()
-        return visited
-
-    def _is_alone(self) -> bool:
-        others = self._connection.execute(
-            "SELECT FROM pg_stat_activity WHERE datname = current_database()"
-            " AND backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
-        ).fetchall()
-        self._connection.rollback()
-        return not others
-
-    def _read(self) -> Counter[str]:
-        return Counter(dict(self._connection.execute(self.COUNTED).fetchall()))
-
-
 def analyse(store: Any, postgres: PostgresBackend, when: str) -> None:
     """Let the statistics tell of another time than now: that of another load."""
     lanes, jobs, is_done = {
@@ -263,14 +218,17 @@ def test_the_rows_read_do_not_grow_with_the_backlog(
     if analysed_when != "never":
         analyse(store, postgres, analysed_when)
     for queue in ("q", "nowhere"):
-        other.execute(ADMIT.replace("'q'", f"'{queue}'"), GATE_CONSTANTS)
+        admit_rows(other, queues=[queue])
     other.rollback()
-    visits, counted = Visits(other), []
+    counted = []
     for size in (300, 3000):
         for name in range(partitions):
             fill(store, f"p{name}-{size}", size // partitions, partition_key=f"p{name}")
         ack_all(store, admit(store, 1))
-        counted.append(visits.of_one_admission())
+        wait_until_alone(other)
+        found = visit(other)
+        assert len(found.claims) == 10
+        counted.append(found.rows)
     assert max(map(Counter.total, counted)) <= 40 * 10 + 512, counted
     # Thirty times the backlog: a deeper index costs a few more visits, no multiple.
     assert counted[1].total() <= 1.5 * counted[0].total(), counted
@@ -291,7 +249,7 @@ def test_the_rows_read_do_not_grow_with_what_is_blocked(
         fill(store, f"full-{name}", 2)
     while admit(store, 50):
         pass
-    visits, counted = Visits(other), []
+    counted = []
     for size in (2, 60):
         for name in range(40):
             fill(store, f"dry-{name}-{size}", size, rate_class="dry", partition_key="d")
@@ -299,7 +257,10 @@ def test_the_rows_read_do_not_grow_with_what_is_blocked(
         for name in range(20):
             fill(store, f"free-{name}-{size}", 1)
         assert len(admit(store, 10)) == 10
-        counted.append(visits.of_one_admission())
+        wait_until_alone(other)
+        found = visit(other)
+        assert len(found.claims) == 10
+        counted.append(found.rows)
     assert max(map(Counter.total, counted)) <= 40 * 10 + 512, counted
     # Thirty times the backlog: a deeper index costs a few more visits, no multiple.
     assert counted[1].total() <= 1.5 * counted[0].total(), counted
