@@ -31,6 +31,7 @@ from headgate_sync.postgres.store import PgStore
 KINDS = ("class", "ceiling", "quarantine", "sticky", "pause", "future")
 CROWDS = (1, 4, 16)
 FULL = 64
+DEEPEST = 1_000_000
 FAR_MS = 32_503_680_000_000  # the year 3000
 _LONG_MS = 600_000
 
@@ -67,14 +68,14 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--claims", type=int, default=8_000, help="before old rows")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument(
-        "--all", action="store_true", help="every scene: an hour or two"
+        "--all", action="store_true", help="every size and kind: a quarter of an hour"
     )
 
 
 def run(url: str, options: Namespace) -> Report:
     """Run the parts asked for; each figure has the bare claim of the same run."""
     if options.all:
-        options.rows = [10_000, 100_000, 1_000_000]
+        options.rows = [10_000, 100_000, DEEPEST]
         options.partitions = [1, 100, 10_000]
         options.percent = [50, 99]
     sizes = {"capacity": options.capacity, "calls": options.calls}
@@ -106,11 +107,11 @@ class Scene:
 def scenes(url: str, options: Namespace, report: Report) -> None:
     """Time admits in every scene, in turn with the bare claim."""
     medians = []
-    for rows in options.rows:
+    for number, rows in enumerate(options.rows):
         with bare(url) as plain:
             spent = options.runs * options.calls * options.capacity
             depth, left = max(rows, 2 * spent), 0
-            for scene in _scenes_of(rows, options):
+            for scene in _scenes_of(number, options):
                 # As deep as the scene, and never claimed empty.
                 if left - spent < depth // 2:
                     plain.fill(depth)
@@ -137,17 +138,25 @@ def scenes(url: str, options: Namespace, report: Report) -> None:
     report.ratios["slowest/fastest_scene"] = round(max(medians) / min(medians), 3)
 
 
-def _scenes_of(rows: int, options: Namespace) -> Iterator[Scene]:
-    for partitions in options.partitions:
-        if partitions <= rows // 10:
-            yield Scene(rows, partitions)
-    # What is blocked stands beside lanes that are free, at the widest but one.
-    widths = options.partitions if options.all else options.partitions[-1:]
-    for kind, percent, partitions in itertools.product(
-        options.blocked, options.percent, widths
-    ):
-        if partitions <= rows // 10:
-            yield Scene(rows, partitions, kind, percent)
+def _scenes_of(number: int, options: Namespace) -> Iterator[Scene]:
+    """The scenes of a depth, which is the one of that number.
+
+    Not the whole product, most of which would be filling tables: every depth has every
+    width and every kind, and each kind meets every width at some depth.
+    """
+    rows = options.rows[number]
+    widths = [width for width in options.partitions if width <= rows // 10]
+    for partitions in widths:
+        yield Scene(rows, partitions)
+    # What is blocked stands beside lanes that are free.
+    blocked = itertools.product(enumerate(options.blocked), enumerate(options.percent))
+    for (place, kind), (turn, percent) in blocked:
+        if not options.all:
+            if options.partitions[-1] in widths:
+                yield Scene(rows, options.partitions[-1], kind, percent)
+        elif rows < DEEPEST or percent == options.percent[-1]:
+            width = widths[(place + turn + number) % len(widths)]
+            yield Scene(rows, width, kind, percent)
 
 
 def _fill(url: str, store: PgStore, scene: Scene) -> None:

@@ -13,7 +13,7 @@ from attrs import frozen
 from headgate_sync.errors import InvalidRequest, LeaseRejected, NotFound
 from headgate_sync.lease import Ack, Claim
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
 from headgate_sync.store import Store
 from tests.builders import DAY_MS, admit, envelope, steer
 
@@ -26,7 +26,13 @@ CEILINGS = (
     Ceiling(name="whole", queue="qc", scope="queue", max_concurrent=9),
     Ceiling(name="class", rate_class="narrow", scope="class", max_concurrent=7),
 )
-METERED = RateClassConfig(name="metered", limit=40, window_ms=1_000, burst=12)
+METERED = RateClassConfig(
+    name="metered",
+    limit=40,
+    window_ms=1_000,
+    burst=12,
+    further=(BudgetConfig(limit=50, window_ms=2_000, burst=30),),
+)
 NARROW = RateClassConfig(name="narrow", limit=1_000, window_ms=1_000, burst=1_000)
 CLASSES = ("", "metered", "narrow")
 OUTCOMES = (
@@ -86,8 +92,9 @@ def check_budget(claims: Sequence[Claimed]) -> None:
         total = 0
         for at_ms, weight in taken[first:]:
             total += weight
-            most = METERED.burst + METERED.limit * (at_ms - start_ms) / 1_000
-            assert total <= most, f"{total} in {at_ms - start_ms} ms"
+            for budget in METERED.budgets:
+                gained = budget.limit * (at_ms - start_ms) / budget.window_ms
+                assert total <= budget.burst + gained, (at_ms - start_ms, budget)
 
 
 def check_fences(claims: Sequence[Claimed]) -> None:

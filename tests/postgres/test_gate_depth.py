@@ -213,3 +213,37 @@ def test_what_is_blocked_costs_nothing(deep: Deep, size: Size, kind: str) -> Non
     alone = deep.visit(many, f"free-{many}", capacity=1)
     assert len(alone.claims) == 1
     assert alone.rows.total() <= 500
+
+
+@pytest.mark.parametrize("kind", ["class", "ceiling"])
+def test_any_number_of_blocked_partitions_hides_none(
+    deep: Deep, size: Size, kind: str
+) -> None:
+    """More lanes than a window, each of them closed by its class or its ceiling."""
+    queue, store, partitions = f"wide-{kind}", deep.store, size.blocked // 20 + 300
+    fields = {"queue": queue, **({"rate_class": queue} if kind == "class" else {})}
+
+    def fill_each(name: str) -> None:
+        jobs = [
+            envelope(f"{queue}-{name}-{n}", partition_key=f"p{n}", **fields)
+            for n in range(partitions)
+        ]
+        for start in range(0, partitions, 1_000):
+            store.enqueue(jobs[start : start + 1_000])
+
+    fill_each("first")
+    if kind == "class":
+        rate_class(store, queue, "0/1000", 1)
+        assert len(admit(store, queues=(queue,))) == 1
+    else:
+        while admit(store, 1_000, queues=(queue,), quantum=1):
+            pass
+        ceiling(store, 1, "queue", name=queue, queue=queue)
+    fill_each("second")
+    enqueue(store, f"{queue}-free", queue=queue, partition_key="zz", scheduled_at_ms=9)
+    while store.maintenance.gate_fold(10_000):
+        pass
+    found = deep.visit(queue)
+    assert found.claims == [f"{queue}-free"]
+    assert found.scans[JOBS] == 0
+    assert found.rows.total() <= MOST_VISITED

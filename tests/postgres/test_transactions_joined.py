@@ -42,6 +42,7 @@ from tests.builders import (
     state_of,
     steer,
 )
+from tests.postgres.watching import until
 
 SOON_S = 20
 
@@ -434,7 +435,10 @@ def test_a_database_without_the_schema_is_a_fault_and_no_outage(
 def test_a_killed_transaction_commits_nothing(store, transactional, caller, admin):
     tx = transactional.join(caller)
     transactional.enqueue_tx(tx, [envelope("a")])
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", [caller.info.backend_pid])
+    pid = [caller.info.backend_pid]
+    admin.execute("SELECT pg_terminate_backend(%s)", pid)
+    lives = "SELECT FROM pg_stat_activity WHERE pid = %s"
+    until(lambda: not admin.execute(lives, pid).fetchall(), "the session ends")
     with pytest.raises(StoreUnavailable):
         transactional.enqueue_tx(tx, [envelope("b")])
     with pytest.raises(InvalidRequest, match="closed"):

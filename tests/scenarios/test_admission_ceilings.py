@@ -7,6 +7,7 @@ import pytest
 from headgate_sync.errors import InvalidRequest, LeaseRejected
 from headgate_sync.lease import SentAway
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.operations import BulkRequest
 from headgate_sync.policy import Ceiling
 from tests.backends import Backend, Clock
 from tests.builders import crash, envelope, job, state_of, steer
@@ -224,6 +225,33 @@ def test_every_exit_frees_one_slot(
     assert len(admit(store)) == 1
 
 
+@pytest.mark.parametrize("how", ["named", "an operation", "their queue deleted"])
+def test_jobs_that_are_cancelled_together_free_a_slot_each(
+    store, backend: Backend, how
+):
+    ceiling(store, 3, "queue")
+    ceiling(store, 4, "queue", name="class", queue="", scope="class", rate_class="c")
+    fill(store, "A", 5, rate_class="c")
+    fill(store, "B", 1, rate_class="c", queue="other")
+    running = ids(admit(store, queues=("q", "other")))
+    assert sorted(running) == ["A-1", "A-2", "A-3", "B-1"]
+    if how == "named":
+        assert steer(store).cancel_jobs(["A-1", "A-2", "A-3", "A-4"]) == 4
+    elif how == "an operation":
+        steer(store).create_operation(
+            BulkRequest(id="op", action="cancel", queue="q", state="running")
+        )
+        assert steer(store).run_pending_operations(10) == 3
+    else:
+        operation = steer(store).delete_queue("q", force=True)
+        while steer(store).get_operation(operation).status != "completed":
+            steer(store).run_pending_operations(10)
+    fill(store, "again", 5, partition_key="A", rate_class="c")
+    assert len(admit(store)) == 3
+    assert inflight(backend, "A") == 3
+    assert ids(admit(store, queues=("other",))) == []
+
+
 def test_cancelling_a_waiting_job_frees_nothing(store, backend: Backend):
     ceiling(store, 1, "queue")
     fill(store, "A", 3)
@@ -307,9 +335,14 @@ def test_full_partitions_do_not_hide_an_open_one(store):
 
 
 def test_a_new_ceiling_bars_what_is_full_and_a_deleted_one_frees_it(store):
-    for name in range(60):
-        fill(store, f"p{name:02}", 2)
-    assert len(admit(store, 60, quantum=1)) == 60
+    """In more partitions than a call looks at."""
+    partitions = 300
+    for turn in range(2):
+        store.enqueue(
+            [envelope(f"{n}-{turn}", partition_key=f"p{n}") for n in range(partitions)]
+        )
+    admitted = sum(len(admit(store, 100, quantum=1)) for _ in range(3))
+    assert admitted == partitions
     ceiling(store, 1, "queue")
     fill(store, "zz", 1, scheduled_at_ms=9)
     assert served(admit(store, 10)) == {"zz": 1}
