@@ -28,11 +28,15 @@ def notify(conninfo, queue):
 
 
 def terminate_listeners(admin):
-    admin.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    """End the sessions of all listeners, and wait until they are gone."""
+    ended = admin.execute(
+        "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE query ~ 'pg_backend_pid|pg_listening_channels' AND state = 'idle'"
         " AND pid <> pg_backend_pid() AND datname = current_database()"
-    )
+    ).fetchall()
+    left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s)"
+    pids = [pid for pid, _ in ended]
+    until(lambda: admin.execute(left, [pids]).fetchone() == (0,), "the sessions end")
 
 
 def warnings_of(caplog):
