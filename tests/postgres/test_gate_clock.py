@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import psycopg
 import pytest
@@ -56,3 +57,38 @@ def test_a_worker_whose_clock_is_wrong_gets_what_the_others_get(server_url, ahea
             ).fetchall()
         assert {length_ms for length_ms, _ in rows} == {LEASE_MS}
         assert max(off_ms for _, off_ms in rows) < TOLERANCE_MS
+
+
+RUNNING_CLOCK = """
+CREATE SEQUENCE public.reading;
+CREATE OR REPLACE FUNCTION headgate.headgate_now_ms() RETURNS bigint
+  LANGUAGE sql VOLATILE
+  AS $$ SELECT 1000000 + 100 * nextval('public.reading') $$
+"""
+
+
+def test_a_class_gave_what_it_had_at_the_instant_that_its_claims_bear(server_url):
+    """Although the clock goes on while one call comes to hold class after class."""
+    with new_database(server_url) as url:
+        migrate_up(url)
+        with (
+            ConnectionPool(url, min_size=1, open=True) as pool,
+            psycopg.connect(url, autocommit=True) as admin,
+        ):
+            admin.execute(RUNNING_CLOCK)
+            store = PgStore(pool)
+            rate_class(store, "first", "1/1000000", 5)
+            rate_class(store, "later", "1/1000000", 5)
+            # More lanes than a window holds stand before those of the other class.
+            for number in range(40):
+                fill(store, f"a{number:02}", 1, rate_class="first")
+            fill(store, "z", 5, rate_class="later")
+            claims = admit(store, 10).claims
+            store.close()
+            told = admin.execute(
+                "SELECT rate_class, refilled_at_ms FROM headgate.headgate_budget"
+            ).fetchall()
+    by_class = Counter(claim.envelope.rate_class for claim in claims)
+    assert by_class == {"first": 5, "later": 5}
+    [claimed_at_ms] = {claim.claimed_at_ms for claim in claims}
+    assert dict(told) == {"first": claimed_at_ms, "later": claimed_at_ms}

@@ -611,6 +611,12 @@ BEGIN
         v_first_lock := false;
         v_now := {schema}.headgate_now_ms();
         i := nb;
+        -- All claims bear this instant, so what is held already is refilled up to it as well.
+        FOR j IN 1..nb LOOP
+          b_units[j] := {schema}.headgate_units_at(
+            b_units[j], b_limit[j], b_window[j], b_burst[j], b_at[j], v_now);
+          b_at[j] := greatest(b_at[j], v_now);
+        END LOOP;
         SELECT k_name || array_agg(class.name), k_tid || array_agg(class.tid), k_stored || array_agg(class.inflight),
           k_inflight || array_agg(greatest(0, class.inflight
             - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0)
@@ -1265,7 +1271,7 @@ BEGIN
         IF ki > 0 THEN
           k_claimed[ki] := k_claimed[ki] - 1;
           FOR j IN k_from[ki]..k_to[ki] LOOP
-            b_units[j] := b_units[j] + d_charge[i] * b_window[j];
+            b_units[j] := least(b_burst[j] * b_window[j], b_units[j] + d_charge[i] * b_window[j]);
           END LOOP;
         END IF;
       END IF;
