@@ -15,7 +15,7 @@ from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.builders import enqueue
 from tests.postgres.proxy import proxy_to, without_messages
-from tests.postgres.watching import until
+from tests.postgres.watching import end_sessions, until
 from tests.servers import own_server
 
 LONG_MS = 20_000
@@ -29,14 +29,12 @@ def notify(conninfo, queue):
 
 def terminate_listeners(admin):
     """End the sessions of all listeners, and wait until they are gone."""
-    ended = admin.execute(
-        "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity"
+    pids = admin.execute(
+        "SELECT pid FROM pg_stat_activity"
         " WHERE query ~ 'pg_backend_pid|pg_listening_channels' AND state = 'idle'"
         " AND pid <> pg_backend_pid() AND datname = current_database()"
     ).fetchall()
-    left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s)"
-    pids = [pid for pid, _ in ended]
-    until(lambda: admin.execute(left, [pids]).fetchone() == (0,), "the sessions end")
+    end_sessions(admin, *[pid for (pid,) in pids])
 
 
 def warnings_of(caplog):

@@ -42,7 +42,7 @@ from tests.builders import (
     state_of,
     steer,
 )
-from tests.postgres.watching import until
+from tests.postgres.watching import end_sessions
 
 SOON_S = 20
 
@@ -435,10 +435,7 @@ def test_a_database_without_the_schema_is_a_fault_and_no_outage(
 def test_a_killed_transaction_commits_nothing(store, transactional, caller, admin):
     tx = transactional.join(caller)
     transactional.enqueue_tx(tx, [envelope("a")])
-    pid = [caller.info.backend_pid]
-    admin.execute("SELECT pg_terminate_backend(%s)", pid)
-    lives = "SELECT FROM pg_stat_activity WHERE pid = %s"
-    until(lambda: not admin.execute(lives, pid).fetchall(), "the session ends")
+    end_sessions(admin, caller.info.backend_pid)
     with pytest.raises(StoreUnavailable):
         transactional.enqueue_tx(tx, [envelope("b")])
     with pytest.raises(InvalidRequest, match="closed"):

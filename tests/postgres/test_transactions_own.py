@@ -37,7 +37,7 @@ from tests.builders import (
     state_of,
     steer,
 )
-from tests.postgres.watching import until, wait_until_blocked
+from tests.postgres.watching import end_sessions, until, wait_until_blocked
 from tests.worker.rig import Bench
 
 SOON_S = 20
@@ -364,9 +364,7 @@ def test_a_lost_connection_is_an_outage_and_its_place_in_the_pool_is_filled(
     for _ in range(2):
         tx = transactional.begin_tx()
         transactional.enqueue_tx(tx, [envelope("a")])
-        admin.execute(
-            "SELECT pg_terminate_backend(%s, 5000)", [tx.connection.info.backend_pid]
-        )
+        end_sessions(admin, tx.connection.info.backend_pid)
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 transactional.enqueue_tx(tx, [envelope("b")])
@@ -374,9 +372,7 @@ def test_a_lost_connection_is_an_outage_and_its_place_in_the_pool_is_filled(
             transactional.commit_tx(tx)
     tx = transactional.begin_tx()
     transactional.enqueue_tx(tx, [envelope("a")])
-    admin.execute(
-        "SELECT pg_terminate_backend(%s, 5000)", [tx.connection.info.backend_pid]
-    )
+    end_sessions(admin, tx.connection.info.backend_pid)
     transactional.rollback_tx(tx)
     assert admit(store).claims == []
 

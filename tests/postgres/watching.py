@@ -34,6 +34,14 @@ def wait_until_blocked(
     )
 
 
+def end_sessions(admin: psycopg.Connection[Any], *pids: int) -> None:
+    """End sessions by force, and wait until they are gone."""
+    given = [list(pids)]
+    admin.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", given)
+    left = "SELECT FROM pg_stat_activity WHERE pid = ANY (%s)"
+    until(lambda: not admin.execute(left, given).fetchall(), f"the end of {pids}")
+
+
 def deadlocks(admin: psycopg.Connection[Any]) -> int:
     """How many deadlocks the server has resolved in the database.
 
