@@ -161,6 +161,21 @@ def test_a_lighter_job_does_not_overtake_a_heavy_one(store, clock: Clock):
     assert ids(admit(store)) == ["heavy"]
 
 
+def test_a_lighter_job_of_another_partition_does_not_overtake_either(
+    store, clock: Clock
+):
+    rate_class(store, "c", "1/1000", 3)
+    enqueue(store, "first", rate_class="c")
+    assert ids(admit(store)) == ["first"]
+    fill(store, "heavy", 1, rate_class="c", weight=3)
+    fill(store, "light", 1, rate_class="c", scheduled_at_ms=9)
+    batch = admit(store)
+    assert ids(batch) == []
+    assert batch.refused == {"rate_class": 1}
+    clock.advance_ms(1000)
+    assert ids(admit(store)) == ["heavy-1"]
+
+
 def test_every_budget_of_a_class_must_have_room(store, clock: Clock):
     rate_class(store, "c", "100/3600000", 100, further=(BudgetConfig(5, 60_000, 5),))
     fill_class(store, 200)
