@@ -158,14 +158,16 @@ def test_only_what_was_really_sent_away_is_told(store, other):
     assert (ids(second), second.sent_away) == ([], (SentAway("q", "discard", 1),))
 
 
-def test_a_locked_candidate_costs_its_class_nothing(store, other):
+def test_a_locked_candidate_costs_its_class_nothing(store, postgres, other):
     rate_class(store, "c", "0/1000", 5)
-    fill(store, "job", 3, rate_class="c")
+    fill(store, "job", 3, rate_class="c", partition_key="p")
     other.execute(
         "SELECT FROM headgate.headgate_job WHERE id = 'job-2' FOR UPDATE"
     ).fetchall()
     assert len(admit(store)) == 2
     assert tokens(store, "c") == 3
+    assert inflight(postgres, "p") == 2
+    assert postgres.snapshot().queues["q"][2] == 2
 
 
 def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
