@@ -423,8 +423,9 @@ class Inspect(Policies, ScheduleRecords, Workers, Protocol):
     def archive_completed_older_than(self, cutoff_ms: int, limit: int) -> int:
         """Delete up to `limit` (1 to 10,000) jobs that succeeded before an instant.
 
-        The earliest first. Safe to call from many places at once: the sum of the
-        answers is the number of jobs that are gone.
+        The earliest first; those of a queue with an archive policy are archived. Safe
+        to call from many places at once: the sum of the answers is the number of jobs
+        that are gone.
         """
         ...
 

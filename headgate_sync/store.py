@@ -212,6 +212,18 @@ class Vacuumed:
     error: str = ""
 
 
+@frozen(kw_only=True)
+class ArchivePolicy:
+    """How long copies of a queue's jobs stay in the archive.
+
+    Attributes:
+        retention_ms: from the deletion of the job on; of copies made from now on.
+    """
+
+    queue: str
+    retention_ms: int
+
+
 class Maintenance(Protocol):
     """Upkeep of the database's own bookkeeping; bounded calls, safe on every node."""
 
@@ -240,6 +252,47 @@ class Maintenance(Protocol):
 
     def gate_reconcile(self, limit: int) -> int:
         """Recompute counters of up to `limit` partitions; returns how many were off."""
+        ...
+
+    def set_archive_policy(self, queue: str, retention_ms: int) -> None:
+        """Keep a copy of each job of a queue that is deleted because of its age.
+
+        `evict_retained` and `archive_completed_older_than` copy and delete in one
+        transaction; copies that are there already keep their retention. When this has
+        answered, no sweep deletes a job of the queue without a copy.
+
+        Args:
+            retention_ms: 1 to 31,536,000,000,000; see `ArchivePolicy`.
+
+        Raises:
+            StoreConflict: sweeps kept the policies locked; nothing was changed.
+        """
+        ...
+
+    def clear_archive_policy(self, queue: str) -> None:
+        """Keep no further copies of a queue's jobs; the ones that are there stay.
+
+        Raises:
+            StoreConflict: sweeps kept the policies locked; nothing was changed.
+        """
+        ...
+
+    def archive_policies(self) -> list[ArchivePolicy]:
+        """The queues whose jobs are archived, by name."""
+        ...
+
+    def prune_archive_month(self, month: str) -> int:
+        """Empty a month of the archive, all queues; returns how many copies went.
+
+        Args:
+            month: `YYYYMM` in UTC, by the deletion of the jobs: 202501 to 203112.
+
+        Raises:
+            InvalidRequest: another text, or the month has not ended, or one of its
+                copies is to be kept longer: then all of them stay.
+            StoreConflict: somebody reads that month, or a copy is on its way into it.
+            BackendError: the role does not own the tables.
+        """
         ...
 
     def prune_effects(self, older_than_ms: int, limit: int) -> int:
@@ -349,7 +402,10 @@ class Store(Protocol):
         ...
 
     def evict_retained(self, limit: int) -> int:
-        """Delete up to `limit` finished jobs past their retention; returns how many."""
+        """Delete up to `limit` finished jobs past their retention; returns how many.
+
+        Those of a queue with an archive policy are archived.
+        """
         ...
 
     def claim_duty(self, name: str, holder: str, lease_ms: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from headgate_sync.envelope import (
@@ -26,6 +27,8 @@ _BESIDE_PAYLOAD_BYTES = (
 )
 MAX_ACKS = 1000
 MAX_SWEEP = 1_000_000
+MIN_ARCHIVE_MONTH, MAX_ARCHIVE_MONTH = "202501", "203112"
+_ARCHIVE_MONTH = re.compile(r"20(2[5-9]|3[01])(0[1-9]|1[0-2])", re.ASCII)
 
 
 def validate_enqueue(batch: Sequence[Envelope]) -> None:
@@ -136,6 +139,19 @@ def check_duty(name: str, holder: str, lease_ms: int) -> None:
     check_name("name", name)
     check_name("holder", holder)
     check_lease_ms(lease_ms)
+
+
+def check_archive_month(month: str) -> None:
+    """Check the name of a month that the archive has a partition for.
+
+    Raises:
+        InvalidRequest: not `YYYYMM` from 202501 to 203112, in ASCII digits.
+    """
+    if not isinstance(month, str) or _ARCHIVE_MONTH.fullmatch(month) is None:
+        raise InvalidRequest(
+            f"month {month!r} is not YYYYMM from {MIN_ARCHIVE_MONTH} to "
+            f"{MAX_ARCHIVE_MONTH}"
+        )
 
 
 def check_type(name: str, value: object, kind: type) -> None:

@@ -38,7 +38,8 @@ WORKER_CALLS = {
     "heartbeat_worker", "forget_worker", "due_schedules", "fire_ticks",
     "record_schedule_event",
 }  # fmt: skip
-OWNER_CALLS = {"reindex_concurrently", "vacuum"}
+OWNER_CALLS = {"reindex_concurrently", "vacuum", "prune_archive_month"}
+OPERATOR_CALLS = {"set_archive_policy", "clear_archive_policy", "archive_policies"}
 _KEPT: dict[str, dict[str, ConnectionPool[Any]]] = {}
 
 
@@ -61,6 +62,8 @@ class Inspector:
     def _role(self, call: str) -> str:
         if call in OWNER_CALLS:
             return "owner"
+        if call in OPERATOR_CALLS:
+            return "operator"
         if call in READER_CALLS:
             return "reader"
         return "worker" if call in WORKER_CALLS else self._otherwise

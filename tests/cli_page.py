@@ -21,8 +21,8 @@ extra.
 
 Commands look at a database, or at an HTTP control API; what they do and print is the
 same. `--api` and `--database-url` say which, else `HEADGATE_API`, else
-`HEADGATE_DATABASE_URL` or `DATABASE_URL`. `indexes`, `reindex`, `vacuum` and `trim` need
-the database itself, and `cron sync` uses the one of the application.
+`HEADGATE_DATABASE_URL` or `DATABASE_URL`. `archive`, `indexes`, `reindex`, `vacuum` and
+`trim` need the database itself, and `cron sync` uses the one of the application.
 
 ```sh
 headgate stats

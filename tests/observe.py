@@ -253,6 +253,7 @@ def dump(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[Row
         for (table,) in connection.execute(
             "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n"
             " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'"
+            " AND NOT (c.relispartition AND pg_relation_size(c.oid) = 0)"
             " ORDER BY c.relname",
             [schema],
         ).fetchall()

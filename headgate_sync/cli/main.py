@@ -17,6 +17,7 @@ from headgate_sync.cli.text import OneLine
 
 COMMANDS = {
     "api": "api",
+    "archive": "archive",
     "bulk": "bulk",
     "cluster": "workers",
     "console": "api",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from headgate_sync.cli.session import (
 )
 from headgate_sync.cli.shapes import plain
 from headgate_sync.cli.values import DURATION
-from headgate_sync.lifecycle import TERMINAL
+from headgate_sync.lifecycle import TERMINAL, State
 
 # One statement of a sweep: short, so that nobody waits for its locks.
 BATCH = 1_000
@@ -82,14 +83,25 @@ def _cutoff_ms(inspect: Any, older_than_ms: int) -> int:
 @yes_option
 @pass_session
 def jobs(session: Session, older_than: int, states: Any, yes: bool) -> None:
-    """Delete jobs that ended long ago."""
+    """Delete jobs that ended long ago.
+
+    Those that succeeded are archived first where their queue has an archive.
+    """
     confirm(f"delete jobs that are {' or '.join(states)}", yes)
     inspect = session.store().inspect
     cutoff_ms = _cutoff_ms(inspect, older_than)
-    total, deleted = 0, BATCH
-    while deleted == BATCH:
-        deleted = inspect.delete_terminal(states, cutoff_ms, BATCH)
-        total += deleted
+    others = [state for state in states if state != State.COMPLETED]
+    sweeps: list[Callable[[], int]] = []
+    if len(others) < len(states):
+        sweeps.append(lambda: inspect.archive_completed_older_than(cutoff_ms, BATCH))
+    if others:
+        sweeps.append(lambda: inspect.delete_terminal(others, cutoff_ms, BATCH))
+    total = 0
+    for sweep in sweeps:
+        deleted = BATCH
+        while deleted == BATCH:
+            deleted = sweep()
+            total += deleted
     output.record(session, {"deleted_jobs": total})
 
 

@@ -12,8 +12,8 @@ from headgate_sync.envelope import MAX_RELATIVE_MS, check_int
 from headgate_sync.errors import InvalidRequest, StoreError
 from headgate_sync.policy import LOCK_WAIT_MS
 from headgate_sync.postgres.database import Database, Session, translate
-from headgate_sync.store import IndexHealth, Vacuumed
-from headgate_sync.validation import check_limit
+from headgate_sync.store import ArchivePolicy, IndexHealth, Vacuumed
+from headgate_sync.validation import check_archive_month, check_limit, check_name
 
 COUNTER_RETENTION_MS = 31 * 86_400_000
 # By partition they only tell what is noisy now, and there may be many.
@@ -21,6 +21,8 @@ PARTITION_RETENTION_MS = 7_200_000
 # Keys made per user would pile up; one that comes back later starts as a new one.
 IDLE_RETENTION_MS = 86_400_000
 SLEEPER_RETENTION_MS = 600_000
+# Longer than a sweep takes; readers of a month that is pruned wait behind it as long.
+ARCHIVE_LOCK_WAIT_MS = 1_000
 
 # The secondary indexes of jobs and lanes, which grow with what was there at the worst.
 INDEXES = (
@@ -130,6 +132,45 @@ class PgMaintenance:
             "prune_effects", older_than_ms=older_than_ms, max_keys=limit
         )
         return int(forgotten)
+
+    def set_archive_policy(self, queue: str, retention_ms: int) -> None:
+        """Keep a copy of each job of a queue that is deleted because of its age."""
+        check_name("queue", queue)
+        check_int("retention_ms", retention_ms, 1, MAX_RELATIVE_MS)
+        self._set_archive_policy(queue, retention_ms)
+
+    def clear_archive_policy(self, queue: str) -> None:
+        """Keep no further copies of a queue's jobs."""
+        check_name("queue", queue)
+        self._set_archive_policy(queue, None)
+
+    def _set_archive_policy(self, queue: str, retention_ms: int | None) -> None:
+        self._db.rows(
+            "set_archive_policy",
+            queue=queue,
+            retention_ms=retention_ms,
+            lock_wait_ms=ARCHIVE_LOCK_WAIT_MS,
+        )
+
+    def archive_policies(self) -> list[ArchivePolicy]:
+        """The queues whose jobs are archived, by name."""
+        return [
+            ArchivePolicy(queue=queue, retention_ms=retention_ms)
+            for queue, retention_ms in self._db.look("archive_policies")
+        ]
+
+    def prune_archive_month(self, month: str) -> int:
+        """Empty a month of the archive that is over."""
+        check_archive_month(month)
+        [(pruned, not_before_ms)] = self._db.rows(
+            "prune_archive_month", month=month, lock_wait_ms=ARCHIVE_LOCK_WAIT_MS
+        )
+        if pruned is None:
+            raise InvalidRequest(
+                f"month {month}: archive partition is open or still contains retained "
+                f"rows; nothing can go before {not_before_ms}"
+            )
+        return int(pruned)
 
     def _command(self, session: Session, text: str, name: str) -> None:
         """Run a command that takes no arguments, outside any transaction."""

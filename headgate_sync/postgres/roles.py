@@ -117,6 +117,7 @@ STATEMENTS: Mapping[str, frozenset[str]] = {
             *_SWEEPS,
             "advance_schedule",
             "append_schedule_event",
+            "archive_policies",
             "cancel_jobs",
             "claim_idempotency_key",
             "clear_enqueue_limit",
@@ -148,6 +149,7 @@ STATEMENTS: Mapping[str, frozenset[str]] = {
             "reschedule_job",
             "resume_rate_class",
             "schedule_pending",
+            "set_archive_policy",
             "set_enqueue_limit",
             "set_partition_quantum",
             "set_queue_paused",
@@ -176,6 +178,7 @@ MIGRATOR = frozenset(
         "ledger_schema",
         "manifest",
         "manifest_path",
+        "prune_archive_month",
         "role_exists",
     }
 )

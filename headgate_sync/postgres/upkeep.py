@@ -69,8 +69,8 @@ class PgUpkeep(PgOperations):
         return made_id
 
     def archive_completed_older_than(self, cutoff_ms: int, limit: int) -> int:
-        """Delete jobs that succeeded before an instant."""
-        return self.delete_terminal([State.COMPLETED], cutoff_ms, limit)
+        """Delete jobs that succeeded before an instant, archived where they are."""
+        return self._delete_ended([State.COMPLETED], cutoff_ms, limit, is_archived=True)
 
     def trim_history(self, cutoff_ms: int, limit: int) -> tuple[int, int]:
         """Forget the attempts of jobs that succeeded before an instant."""
@@ -80,12 +80,18 @@ class PgUpkeep(PgOperations):
 
     def delete_terminal(self, states: Sequence[str], cutoff_ms: int, limit: int) -> int:
         """Delete jobs of terminal states that ended before an instant."""
+        return self._delete_ended(states, cutoff_ms, limit, is_archived=False)
+
+    def _delete_ended(
+        self, states: Sequence[str], cutoff_ms: int, limit: int, *, is_archived: bool
+    ) -> int:
         check_sweep(cutoff_ms, limit)
         rows = self._db.rows(
             "delete_ended",
             states=terminal_states(states),
             cutoff_ms=cutoff_ms,
             max_jobs=limit,
+            is_archived=is_archived,
         )
         return int(rows[0][0])
 

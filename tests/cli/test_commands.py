@@ -529,6 +529,40 @@ def test_vacuum_tells_of_every_table(over_database, pg):
     assert {"table": "headgate_job", "ok": True, "error": ""} in found
 
 
+def test_an_archive_is_set_listed_cleared_and_pruned(over_database, pg, postgres):
+    said = told(over_database("archive", "set", "mail", "90d"))
+    assert said == {"queue": "mail", "retention_ms": 7_776_000_000}
+    assert told(over_database("archive", "ls")) == [said]
+    assert over_database("-o", "table", "archive", "ls").stdout.split() == [
+        *("queue", "kept", "for"),
+        *("mail", "90d"),
+    ]
+    over_database("archive", "set", "mail", "0s", code=2)
+    over_database("archive", "clear", "mail")
+    assert told(over_database("archive", "ls")) == []
+    postgres.clock.freeze_at(1_738_368_000_000)
+    assert told(over_database("archive", "prune", "202501", "--yes")) == {
+        "month": "202501",
+        "removed_copies": 0,
+    }
+    done = over_database("archive", "prune", "202502", "--yes", code=1)
+    assert "archive partition is open" in done.stderr
+    assert "--yes" in over_database("archive", "prune", "202501", code=4).stderr
+
+
+def test_trimming_archives_what_succeeded(over_database, pg, postgres, admin):
+    over_database("archive", "set", "q", "1d")
+    archive(pg, "failed")
+    pg.enqueue([envelope("done", retention_ms=10_000_000)])
+    pg.ack(take(pg), Outcome.SUCCESS)
+    postgres.clock.advance_ms(3_600_000)
+    states = ["--state", "archived", "--state", "completed"]
+    words = ["trim", "jobs", "--yes", "--older-than", "30m", *states]
+    assert told(over_database(*words)) == {"deleted_jobs": 2}
+    copies = admin.execute("SELECT id FROM headgate.headgate_job_archive")
+    assert copies.fetchall() == [("done",)]
+
+
 def test_finished_jobs_are_trimmed_by_age_and_state(over_database, pg, postgres):
     archive(pg, "old")
     pg.enqueue([envelope("done", retention_ms=10_000_000)])
@@ -552,6 +586,7 @@ def test_upkeep_does_not_go_over_http(clean):
     for words in (
         ["indexes"],
         ["vacuum"],
+        ["archive", "ls"],
         ["trim", "jobs", "--older-than", "1d", "--yes"],
     ):
         done = invoke(*words, "--api", "http://127.0.0.1:1", code=2)

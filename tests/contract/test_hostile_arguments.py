@@ -58,6 +58,7 @@ GOOD: dict[str, Any] = {
     "leases": [LeaseRef("a", "l", 1)],
     "limit": 5,
     "logs": ("l",),
+    "month": "202501",
     "name": "n",
     "names": ["n"],
     "new_id": "n",
@@ -78,6 +79,7 @@ GOOD: dict[str, Any] = {
         worker="w", lease_id="l", queues=("q",), capacity=1, lease_ms=1_000
     ),
     "result": JobResult(1, b""),
+    "retention_ms": 5,
     "run_at_ms": 5,
     "schedule": Schedule(id="s", kind="k", spec="@daily", next_run_ms=5),
     "schedule_id": "s",
@@ -136,6 +138,7 @@ FOR_ONE = {
         id="o", action=BulkAction.CANCEL, queue="q"
     ),
 }
+ARCHIVE_ENDS_AT_MS = 1_956_528_000_000
 CONFIGS = {
     "upsert_rate_class": RateClassConfig(name="n", limit=1, window_ms=1, burst=1),
     "upsert_concurrency_limit": Ceiling(name="n", queue="q", max_concurrent=1),
@@ -200,6 +203,8 @@ def test_no_argument_gets_past_the_port_unchecked(
     memory: Any, postgres: Any, surface: str, name: str, argument: str
 ) -> None:
     stores = [memory.make_store(), postgres.make_store()]
+    if argument == "month":  # one that has not ended is refused, rightly
+        postgres.clock.freeze_at(ARCHIVE_ENDS_AT_MS)
     function = getattr(SURFACES[surface], name)
     parameters = list(inspect.signature(function).parameters.values())[1:]
     arguments = {p.name: good(name, p.name) for p in parameters}

@@ -1,7 +1,6 @@
--- Destructive only for callers: without these functions no job is promoted, reclaimed or evicted.
+-- Destructive only for callers: without these functions no job is promoted or reclaimed.
 DROP FUNCTION {schema}.headgate_fold_tally(integer, bigint, bigint);
 DROP FUNCTION {schema}.headgate_release_quarantine(text);
 DROP FUNCTION {schema}.headgate_sweep_quarantine(integer);
-DROP FUNCTION {schema}.headgate_evict(integer);
 DROP FUNCTION {schema}.headgate_promote(integer);
 DROP FUNCTION {schema}.headgate_reclaim(integer, integer, bigint, bigint, integer, integer, text, text);

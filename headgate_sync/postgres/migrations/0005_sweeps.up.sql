@@ -148,36 +148,6 @@ BEGIN
   RETURN cardinality(v_tids);
 END $$;
 
--- Delete finished jobs past their retention, the longest overdue first.
---
--- Arguments: limit.
--- Rows:      one: how many.
--- Locks:     the job rows, skipping what is locked.
-CREATE FUNCTION {schema}.headgate_evict(p_limit integer) RETURNS integer
-  LANGUAGE plpgsql VOLATILE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-  AS $$
-DECLARE
-  v_now bigint := {schema}.headgate_now_ms();
-  v_tids tid[];
-  v_seqs bigint[];
-BEGIN
-  SELECT array_agg(lapsed.tid), array_agg(lapsed.seq) INTO v_tids, v_seqs
-  FROM (
-    SELECT job.ctid AS tid, job.seq
-    FROM {schema}.headgate_job AS job
-    WHERE job.retention_ms > 0 AND job.state IN ('completed', 'archived', 'cancelled', 'undecodable')
-      AND job.finalized_at_ms + job.retention_ms <= v_now
-    ORDER BY job.finalized_at_ms + job.retention_ms, job.seq
-    LIMIT p_limit
-    FOR UPDATE SKIP LOCKED
-  ) AS lapsed;
-  DELETE FROM {schema}.headgate_job AS job WHERE job.ctid = ANY (v_tids);
-  DELETE FROM {schema}.headgate_job_tag AS tag WHERE tag.job_seq = ANY (v_seqs);
-  RETURN coalesce(cardinality(v_tids), 0);
-END $$;
-
 -- Park waiting jobs of registered fingerprints where operators see them, first come first.
 --
 -- Arguments: limit.

@@ -1,6 +1,5 @@
 -- Destructive: drops the operations, the memory samples, and which job was made from which. Jobs stay.
 DROP FUNCTION {schema}.headgate_trim_history;
-DROP FUNCTION {schema}.headgate_delete_ended;
 DROP FUNCTION {schema}.headgate_run_operation;
 DROP FUNCTION {schema}.headgate_touch_jobs;
 DROP FUNCTION {schema}.headgate_forget_queue;

@@ -268,6 +268,7 @@ BEGIN
         ) AS job)
   ),
   a AS (DELETE FROM {schema}.headgate_enqueue_policy AS old WHERE old.queue = (SELECT queue FROM empty)),
+  k AS (DELETE FROM {schema}.headgate_archive_policy AS old WHERE old.queue = (SELECT queue FROM empty)),
   b AS (DELETE FROM {schema}.headgate_tally AS old WHERE old.queue = (SELECT queue FROM empty)),
   c AS (DELETE FROM {schema}.headgate_unfinished AS old WHERE old.queue = (SELECT queue FROM empty)),
   d AS (DELETE FROM {schema}.headgate_queue_minute AS old WHERE old.queue = (SELECT queue FROM empty)),
@@ -499,43 +500,6 @@ BEGIN
   SET status = op.status, place = op.place, has_found = op.has_found, affected = op.affected
   WHERE known.id = p_id;
   RETURN coalesce(cardinality(v_tids), 0) + coalesce(cardinality(v_running), 0);
-END $$;
-
--- Delete finished jobs that ended before an instant, the earliest first.
---
--- Arguments: terminal states; the instant; limit.
--- Returns:   how many.
--- Locks:     the job rows, skipping what is locked.
-CREATE FUNCTION {schema}.headgate_delete_ended(p_states text[], p_before_ms bigint, p_limit integer)
-  RETURNS integer
-  LANGUAGE plpgsql VOLATILE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-  AS $$
-DECLARE
-  v_tids tid[];
-BEGIN
-  SELECT array_agg(ended.tid) INTO v_tids
-  FROM (
-    SELECT found.tid
-    FROM unnest(p_states) AS wanted (state)
-    CROSS JOIN unnest(ARRAY[false, true]) AS history (is_kept)
-    CROSS JOIN LATERAL (
-      SELECT job.ctid AS tid, job.finalized_at_ms, job.seq
-      FROM {schema}.headgate_job AS job
-      WHERE job.state = wanted.state AND (job.errors <> '[]') = history.is_kept AND job.finalized_at_ms < p_before_ms
-      ORDER BY job.finalized_at_ms, job.seq
-      LIMIT p_limit
-      FOR UPDATE SKIP LOCKED
-    ) AS found
-    ORDER BY found.finalized_at_ms, found.seq
-    LIMIT p_limit
-  ) AS ended;
-  IF v_tids IS NULL THEN
-    RETURN 0;
-  END IF;
-  PERFORM {schema}.headgate_touch_jobs('delete', v_tids);
-  RETURN cardinality(v_tids);
 END $$;
 
 -- Forget the attempts of successful jobs that ended before an instant, the earliest first; the jobs stay.

@@ -17,6 +17,11 @@ line AS (
     pg_get_partkeydef(class.oid)) AS text
   FROM class
   UNION ALL
+  SELECT concat_ws(' ', 'partition', part.relname, pg_get_expr(part.relpartbound, part.oid))
+  FROM class
+  JOIN pg_catalog.pg_inherits AS link ON link.inhparent = class.oid
+  JOIN pg_catalog.pg_class AS part ON part.oid = link.inhrelid
+  UNION ALL
   SELECT concat_ws(' ', 'column', class.relname || '.' || col.attname, format_type(col.atttypid, col.atttypmod),
     (SELECT 'COLLATE ' || quote_ident(rule.collname) FROM pg_catalog.pg_collation AS rule
       WHERE rule.oid = col.attcollation AND rule.collname <> 'default'),
