@@ -343,6 +343,13 @@ SEMANTICS: tuple[Semantic, ...] = (
         postgres="as durable as the server is set to be: fsync, synchronous_commit",
     ),
     Semantic(
+        id="cold-archive",
+        level="backend",
+        statement="Where a queue has an archive, a job that is deleted for its age is "
+        "copied there in the same commit.",
+        memory=False,
+    ),
+    Semantic(
         id="wake-up-notices",
         level="backend",
         statement="An idle worker is woken by an enqueue, beside asking by itself.",

@@ -319,6 +319,7 @@ def test_any_name_of_a_schema_works(empty_database, connection, name):
             store.ack(claim.lease_ref, Outcome.SUCCESS)
             assert state_of(store, "a") is State.COMPLETED
             assert steer(store).unfinished("q") == 1
+            assert store.maintenance.prune_archive_month("202501") == 0
     finally:
         migrate_down(empty_database, name)
         connection.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(name)))

@@ -317,6 +317,34 @@ def test_a_whole_worker_lives_on_the_rights_of_its_role(stores, queue, caplog):
     assert [line.getMessage() for line in caplog.records] == []
 
 
+def test_sweeps_archive_on_the_rights_of_their_roles(stores, owner, queue):
+    """An operator sets the policy; worker and operator copy; the owner alone prunes."""
+    worker, operator = stores["worker"], stores["operator"]
+    operator.maintenance.set_archive_policy(queue, 1)
+    assert queue in [p.queue for p in operator.maintenance.archive_policies()]
+    for name, retention_ms in (("a", 1), ("b", 60_000)):
+        enqueue(worker, f"{queue}{name}", queue=queue, retention_ms=retention_ms)
+        claim = claim_one(worker, queues=(queue,))
+        worker.ack(claim.lease_ref, Outcome.SUCCESS)
+    wait_for(lambda: worker.evict_retained(1_000) > 0, "the end of the retention")
+    cutoff_ms = operator.inspect.store_now_ms() + 1
+    assert operator.inspect.archive_completed_older_than(cutoff_ms, 1_000) > 0
+    copied = owner.execute(
+        "SELECT id FROM headgate.headgate_job_archive WHERE queue = %s", [queue]
+    )
+    assert {f"{queue}a", f"{queue}b"} == {name for (name,) in copied}
+    for role in ROLES:
+        maintenance = stores[role].maintenance
+        with refused():
+            maintenance.prune_archive_month("202501")
+        if role != "operator":
+            with refused():
+                maintenance.set_archive_policy(queue, 1)
+            with refused():
+                maintenance.clear_archive_policy(queue)
+    operator.maintenance.clear_archive_policy(queue)
+
+
 def test_a_worker_edits_no_policy_and_no_table(url, logins, stores, queue):
     inspect = stores["worker"].inspect
     ceiling = Ceiling(name=queue, scope="queue", queue=queue, max_concurrent=1)
