@@ -594,8 +594,7 @@ CHANGES = {
     " AS 'BEGIN RETURN NULL; END'": "function headgate_wake",
     "ALTER FUNCTION {0}.headgate_wake() SECURITY DEFINER": "SECURITY DEFINER",
     "ALTER FUNCTION {0}.headgate_wake() SET search_path = public": "search_path=public",
-    "ALTER TABLE {0}.headgate_job_archive DETACH PARTITION"
-    " {0}.headgate_job_archive_202607": "- partition headgate_job_archive_202607",
+    "DROP TABLE {0}.headgate_job_archive_202607": "- partition headgate_job_archive_2",
     "ALTER TYPE {0}.headgate_admission ADD ATTRIBUTE more text": "more text",
 }
 
