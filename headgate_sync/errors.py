@@ -186,6 +186,11 @@ class BackendError(StoreError):
         self.message = message
         self.sqlstate = sqlstate
 
+    @property
+    def lacks_right(self) -> bool:
+        """Whether the role of the connection may not do that."""
+        return self.sqlstate == "42501"
+
 
 # What clients, workers and command lines raise.
 

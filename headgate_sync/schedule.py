@@ -153,11 +153,19 @@ class ScheduleDef:
         check_int("backfill_limit", self.backfill_limit, 0, MAX_TICKS)
         # Every other rule belongs to the envelope. What it froze and sorted is kept, so
         # that a sent and a stored schedule are equal.
-        sample = self._envelope(id="schedule")
+        sample = self.envelope(id="schedule")
         object.__setattr__(self, "headers", sample.headers)
         object.__setattr__(self, "tags", sample.tags)
 
-    def _envelope(self, **others: Any) -> Envelope:
+    def envelope(self, **others: Any) -> Envelope:
+        """A job as this enqueues it.
+
+        Args:
+            **others: its id, and what distinguishes it besides.
+
+        Raises:
+            InvalidRequest: the stored schedule breaks a rule of jobs.
+        """
         return Envelope(
             **{name: getattr(self, name) for name in JOB_FIELDS},
             fingerprint=fingerprint(self.kind, self.payload),
@@ -192,7 +200,7 @@ class ScheduleDef:
 
     def preview(self, schedule_id: str) -> Envelope:
         """The job that stands for all of a schedule's where rules look at it."""
-        return self._envelope(id=f"schedule:{schedule_id}")
+        return self.envelope(id=f"schedule:{schedule_id}")
 
     @property
     def cap(self) -> int:
@@ -270,7 +278,7 @@ class Schedule(ScheduleDef):
         Raises:
             InvalidRequest: the stored schedule breaks a rule of jobs.
         """
-        made = self._envelope(
+        made = self.envelope(
             id=f"sched-{self.id}-{tick_ms}",
             unique_key=f"sched:{self.id}:{tick_ms}".encode(),
             periodic_schedule_id=self.id,

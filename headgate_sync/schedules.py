@@ -38,9 +38,18 @@ class ScheduleRecords(Protocol):
         ...
 
     def list_schedules(
-        self, limit: int = MAX_SCHEDULES, cursor: str | None = None
+        self,
+        limit: int = MAX_SCHEDULES,
+        cursor: str | None = None,
+        *,
+        include_payload: bool = True,
     ) -> list[Schedule]:
-        """Up to 10,000 schedules by id; `cursor` is the last id seen."""
+        """Up to 10,000 schedules by id; `cursor` is the last id seen.
+
+        Args:
+            include_payload: without, payload and headers are empty whatever is stored,
+                and a role that may not read them may make the call.
+        """
         ...
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:

@@ -59,6 +59,11 @@ class Inspector:
         inspect = self._stores[role].inspect
         return inspect.get_job(job_id, include_payload=include_payload)
 
+    def list_schedules(self, *given: Any, include_payload: bool = True) -> Any:
+        role = "reader" if include_payload is False else "operator"
+        inspect = self._stores[role].inspect
+        return inspect.list_schedules(*given, include_payload=include_payload)
+
     def _role(self, call: str) -> str:
         if call in OWNER_CALLS:
             return "owner"

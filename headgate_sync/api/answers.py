@@ -11,6 +11,7 @@ from typing import Any
 from attrs import field, frozen
 
 from headgate_sync.errors import (
+    BackendError,
     Backpressure,
     CircuitRejected,
     CodecError,
@@ -102,8 +103,9 @@ def of_error(error: Exception) -> HttpError:
         return error
     for kind, make in _ANSWERS:
         if isinstance(error, kind):
-            answer: HttpError = make(error)
-            return answer
+            answer: HttpError | None = make(error)
+            if answer is not None:
+                return answer
     error_id = secrets.token_hex(8)
     logger.error("error %s of the control API", error_id, exc_info=error)
     return HttpError(500, "internal error", error_id=error_id)
@@ -145,6 +147,14 @@ def _quarantined(error: Any) -> HttpError:
     return HttpError(423, "fingerprint is quarantined", fingerprint=error.fingerprint)
 
 
+def _backend(error: Any) -> HttpError | None:
+    if not error.lacks_right:
+        return None
+    # Which table and which role is for whoever runs this.
+    logger.info("a request needs a right that the store's role lacks: %s", error)
+    return HttpError(403, "the database role of this API may not do that")
+
+
 _ANSWERS: tuple[tuple[type[Exception], Any], ...] = (
     (InvalidRequest, lambda error: HttpError(400, error.message)),
     (DuplicateJob, _duplicate),
@@ -159,4 +169,5 @@ _ANSWERS: tuple[tuple[type[Exception], Any], ...] = (
     (CircuitRejected, _circuit),
     (Unsupported, lambda error: HttpError(501, str(error))),
     (CodecError, lambda error: HttpError(422, str(error))),
+    (BackendError, _backend),
 )

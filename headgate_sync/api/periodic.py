@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headgate_sync.api.answers import Answer, as_json, no_content
-from headgate_sync.api.jobs import fingerprint_of
 from headgate_sync.api.paging import PAGED, PAGED_HEADERS, cursor_of, limit_of, page
 from headgate_sync.api.routing import Call, Route
 from headgate_sync.api.shapes import (
@@ -21,18 +20,14 @@ from headgate_sync.api.shapes import (
     shape,
 )
 from headgate_sync.client.schedules import Schedules
-from headgate_sync.cron import next_after
 from headgate_sync.envelope import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_QUEUE,
-    Envelope,
 )
 from headgate_sync.errors import NotFound
 from headgate_sync.schedule import (
-    JOB_FIELDS,
     MAX_SCHEDULE_EVENTS,
     OnMissed,
-    Schedule,
     ScheduleDef,
     check_schedule_id,
 )
@@ -81,7 +76,9 @@ _RUN = shape("RunNow", id=OUT_TEXT)
 
 def _list(call: Call) -> Answer:
     limit = limit_of(call.query)
-    found = call.inspect.list_schedules(limit, cursor_of(call.query))
+    found = call.inspect.list_schedules(
+        limit, cursor_of(call.query), include_payload=False
+    )
     return page(SCHEDULE, found, found[-1].id if len(found) == limit else None)
 
 
@@ -90,16 +87,8 @@ def _put(call: Call) -> Answer:
     paused = given.pop("paused")
     given["payload"] = given["payload"] or b""
     given["tags"], given["headers"] = given["tags"] or (), given["headers"] or {}
-    definition = ScheduleDef(**given)
-    preview = Envelope(
-        id=f"schedule:{schedule_id}",
-        fingerprint=fingerprint_of(definition.kind, definition.payload),
-        **{name: getattr(definition, name) for name in JOB_FIELDS},
-    )
-    call.source.client.authorize([preview], identity=call.identity)
-    anchor_ms = next_after(definition.spec, call.inspect.store_now_ms())
-    stored = call.inspect.upsert_schedule(
-        Schedule.of(schedule_id, definition, next_run_ms=anchor_ms, paused=paused)
+    stored = Schedules(call.source.client).put(
+        schedule_id, ScheduleDef(**given), paused=paused, identity=call.identity
     )
     return as_json(SCHEDULE.write(stored))
 
@@ -123,11 +112,7 @@ def _run(call: Call) -> Answer:
     schedule = call.inspect.get_schedule(call.path["id"])
     if schedule is None:
         raise NotFound.schedule(call.path["id"])
-    envelope = Envelope(
-        id=call.new_id(),
-        fingerprint=fingerprint_of(schedule.kind, schedule.payload),
-        **{name: getattr(schedule, name) for name in JOB_FIELDS},
-    )
+    envelope = schedule.envelope(id=call.new_id())
     handle = call.source.client.enqueue(envelope, identity=call.identity)
     call.hub.publish([handle.queue])
     return as_json({"id": handle.id}, status=202)

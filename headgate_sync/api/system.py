@@ -19,6 +19,7 @@ from headgate_sync.api.shapes import (
 from headgate_sync.backlog import MAX_SAMPLE
 from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.inspection import MAX_PAGE
+from headgate_sync.semantics import SEMANTICS
 from headgate_sync.store import CAPABILITIES
 
 EVENTS = "text/event-stream"
@@ -27,6 +28,15 @@ _RETRY_S = 15
 _LIMITS = shape(
     "MetaLimits", max_page_size=OUT_INTEGER, approximate_count_threshold=OUT_INTEGER
 )
+_KEPT = Out({"type": ["boolean", "string"]})
+_SEMANTIC = shape(
+    "Semantic",
+    id=OUT_TEXT,
+    statement=OUT_TEXT,
+    level=OUT_TEXT,
+    memory=_KEPT,
+    postgres=_KEPT,
+)
 _META = shape(
     "Meta",
     version=OUT_TEXT,
@@ -34,6 +44,7 @@ _META = shape(
     schema=optional(OUT_TEXT),
     capabilities=listed(OUT_TEXT),
     limits=_LIMITS,
+    semantics=listed(_SEMANTIC),
 )
 _POLL = shape("Activity", seq=OUT_INTEGER, queues=listed(OUT_TEXT))
 
@@ -65,6 +76,7 @@ def _meta(call: Call) -> Answer:
             "max_page_size": MAX_PAGE,
             "approximate_count_threshold": MAX_SAMPLE,
         },
+        "semantics": SEMANTICS,
     }
     return as_json(_META.write(told))
 
@@ -118,7 +130,7 @@ ROUTES = (
         method="GET",
         path="/meta",
         run=_meta,
-        summary="Version, kind of store, what it can do",
+        summary="Version, kind of store, what it can do and what it promises",
         answers=_META,
     ),
     Route(

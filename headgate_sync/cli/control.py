@@ -19,6 +19,10 @@ class ControlClient(Protocol):
         """The store's clock."""
         ...
 
+    def semantics(self) -> list[Json]:
+        """What is guaranteed, what depends on the store, what is not promised."""
+        ...
+
     # Queues.
 
     def queues(self) -> list[Json]:

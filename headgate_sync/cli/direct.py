@@ -42,6 +42,9 @@ class DirectControl:
     def now_ms(self) -> int:
         return self._inspect.store_now_ms()
 
+    def semantics(self) -> list[Json]:
+        return shapes.semantics()
+
     # Queues.
 
     def queues(self) -> list[Json]:
@@ -248,7 +251,10 @@ class DirectControl:
     # Schedules.
 
     def schedules(self) -> list[Json]:
-        return [_schedule(found) for found in self._inspect.list_schedules()]
+        return [
+            _schedule(found)
+            for found in self._inspect.list_schedules(include_payload=False)
+        ]
 
     def set_schedule(
         self, schedule_id: str, payload: bytes, fields: Mapping[str, Any]

@@ -18,7 +18,6 @@ from headgate_sync.errors import (
 
 FAILED, USAGE, NOT_FOUND, REFUSED = 1, 2, 3, 4
 INTERRUPTED = 130
-_NO_RIGHT = "42501"
 
 
 class Failed(click.ClickException):
@@ -48,7 +47,7 @@ def exit_code(error: HeadgateError) -> int:
     if isinstance(error, HttpFailed):
         return {403: REFUSED, 404: NOT_FOUND}.get(error.status or 0, FAILED)
     if isinstance(error, BackendError):
-        return REFUSED if error.sqlstate == _NO_RIGHT else FAILED
+        return REFUSED if error.lacks_right else FAILED
     if isinstance(error, ConfigurationError):
         return USAGE
     if isinstance(error, NotFound):

@@ -57,11 +57,30 @@ def _named(control: ControlClient, name: str) -> Json:
     raise missing("queue", name)
 
 
+_SEMANTICS: output.Columns = {
+    "level": "level",
+    "name": "id",
+    "memory": lambda row: _kept(row["memory"]),
+    "postgres": lambda row: _kept(row["postgres"]),
+    "statement": "statement",
+}
+
+
+def _kept(told: bool | str) -> str:
+    return told if isinstance(told, str) else ("yes" if told else "no")
+
+
 @click.command(cls=Command)
+@click.option(
+    "--semantics", is_flag=True, help="What is promised instead, and what not."
+)
 @pass_session
-def stats(session: Session) -> None:
+def stats(session: Session, semantics: bool) -> None:
     """Show every queue's backlog, and how many workers serve it."""
     control = session.connect()
+    if semantics:
+        output.items(session, control.semantics(), _SEMANTICS)
+        return
     cover = {q["queue"]: q["live_workers"] for q in control.cluster()["queues"]}
     found = [q | {"live_workers": cover.get(q["queue"], 0)} for q in control.queues()]
     output.items(session, found, BACKLOG | {"workers": "live_workers"})

@@ -77,6 +77,9 @@ class HttpControl:
     def now_ms(self) -> int:
         return int(self.cluster()["now_ms"])
 
+    def semantics(self) -> list[Json]:
+        return _list(self._get("meta")["semantics"])
+
     # Queues.
 
     def queues(self) -> list[Json]:
@@ -307,7 +310,7 @@ class HttpControl:
         for name, value in asked.items():
             check_text(name, str(value))
         url = f"{self._base}/{path}" + (f"?{urlencode(asked)}" if asked else "")
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", "Cache-Control": "no-cache"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None

@@ -14,6 +14,7 @@ from headgate_sync.inspection import JobSummary
 from headgate_sync.lease import Checkpoint
 from headgate_sync.loglines import read_line
 from headgate_sync.policies import RateClassState
+from headgate_sync.semantics import SEMANTICS
 from headgate_sync.workers import ClusterView, WorkerState
 
 Json = dict[str, Any]
@@ -91,6 +92,14 @@ def worker(found: WorkerState) -> Json:
         "utilization": found.utilization,
         "empty_poll_ratio": found.empty_poll_ratio,
     }
+
+
+def semantics() -> list[Json]:
+    """What is promised; which tests show it is for the documentation."""
+    rows: list[Json] = [plain(row) for row in SEMANTICS]
+    for row in rows:
+        del row["tests"]
+    return rows
 
 
 def checkpoint(found: Checkpoint) -> Json:

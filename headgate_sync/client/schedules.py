@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from headgate_sync.cron import next_after, validate
 from headgate_sync.declared import Declared
 from headgate_sync.durations import instant_ms
-from headgate_sync.envelope import MAX_INT64, Envelope, check_text, fingerprint
+from headgate_sync.envelope import MAX_INT64, Envelope, check_text
 from headgate_sync.errors import InvalidRequest, NotFound, Unsupported
 from headgate_sync.identity import Identity
 from headgate_sync.ids import UlidGenerator
@@ -28,7 +28,6 @@ from headgate_sync.options import (
 from headgate_sync.pages import Page
 from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.schedule import (
-    JOB_FIELDS,
     OnMissed,
     Schedule,
     ScheduleDef,
@@ -106,10 +105,31 @@ class Schedules:
         definition = self.define(
             job, spec, on_missed=on_missed, backfill_limit=backfill_limit, **options
         )
+        return self.put(
+            id,
+            definition,
+            paused=paused,
+            start_at=start_at,
+            identity=identity_of(job) if identity is None else identity,
+        )
+
+    def put(
+        self,
+        id: str,
+        definition: ScheduleDef,
+        *,
+        paused: bool | None = None,
+        start_at: datetime | None = None,
+        identity: Identity | None = None,
+    ) -> Schedule:
+        """`upsert` of what `define` made, or a program by itself.
+
+        Raises:
+            InvalidRequest: a bad id or instant; nothing was written.
+            EnqueueForbidden: the authorizer refused its jobs; nothing was written.
+        """
         check_schedule_id(id)
         start_ms = None if start_at is None else instant_ms("start_at", start_at)
-        if identity is None:
-            identity = identity_of(job)
         self._client.authorize([definition.preview(id)], identity=identity)
         inspect = self._inspect
         if start_ms is None:
@@ -153,10 +173,20 @@ class Schedules:
         return self._inspect.get_schedule(id)
 
     def list(
-        self, *, limit: int = DEFAULT_SCHEDULES, cursor: str | None = None
+        self,
+        *,
+        limit: int = DEFAULT_SCHEDULES,
+        cursor: str | None = None,
+        include_payload: bool = True,
     ) -> Page[Schedule]:
-        """Schedules by id, up to 10,000 at once."""
-        found = self._inspect.list_schedules(limit, cursor)
+        """Schedules by id, up to 10,000 at once.
+
+        Without payload the ones listed have an empty one and no headers: they are for
+        looking at, with the rights of a reader.
+        """
+        found = self._inspect.list_schedules(
+            limit, cursor, include_payload=include_payload
+        )
         return Page(tuple(found), found[-1].id if len(found) == limit else None)
 
     def pause(self, id: str) -> None:
@@ -199,12 +229,7 @@ class Schedules:
         if schedule is None:
             raise NotFound.schedule(id)
         return self._client.enqueue_or_join(
-            Envelope(
-                id=_new_id(),
-                fingerprint=fingerprint(schedule.kind, schedule.payload),
-                unique_key=f"schedrun:{id}:{key}".encode(),
-                **{name: getattr(schedule, name) for name in JOB_FIELDS},
-            ),
+            schedule.envelope(id=_new_id(), unique_key=f"schedrun:{id}:{key}".encode()),
             identity=identity,
         )
 
@@ -312,7 +337,7 @@ class Schedules:
         gone: tuple[str, ...] = ()
         cursor = None
         while True:
-            page = inspect.list_schedules(MAX_SCHEDULES, cursor)
+            page = inspect.list_schedules(MAX_SCHEDULES, cursor, include_payload=False)
             for schedule in page:
                 if schedule.id.startswith(prefix) and schedule.id not in specs:
                     try:

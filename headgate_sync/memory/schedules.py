@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from attrs import evolve
 
@@ -63,16 +64,26 @@ class MemSchedules:
             return self._rows.schedules.get(schedule_id)
 
     def list_schedules(
-        self, limit: int = MAX_SCHEDULES, cursor: str | None = None
+        self,
+        limit: int = MAX_SCHEDULES,
+        cursor: str | None = None,
+        *,
+        include_payload: bool = True,
     ) -> list[Schedule]:
         """Schedules by id."""
         check_int("limit", limit, 1, MAX_SCHEDULES)
+        check_type("include_payload", include_payload, bool)
         if cursor is not None:
             check_schedule_id(cursor)
         with self._rows.lock:
             found = sorted(self._rows.schedules.items())
         later = (row for name, row in found if cursor is None or name > cursor)
-        return list(islice(later, limit))
+        page = list(islice(later, limit))
+        if include_payload:
+            return page
+        return [
+            row.with_state(payload=b"", headers=MappingProxyType({})) for row in page
+        ]
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:
         """Let a schedule fire or not."""

@@ -73,13 +73,19 @@ class PgSchedules:
         return schedule_of(rows[0]) if rows else None
 
     def list_schedules(
-        self, limit: int = MAX_SCHEDULES, cursor: str | None = None
+        self,
+        limit: int = MAX_SCHEDULES,
+        cursor: str | None = None,
+        *,
+        include_payload: bool = True,
     ) -> list[Schedule]:
         """Schedules by id."""
         check_int("limit", limit, 1, MAX_SCHEDULES)
+        check_type("include_payload", include_payload, bool)
         if cursor is not None:
             check_schedule_id(cursor)
-        rows = self._db.look("list_schedules", cursor=cursor, max_schedules=limit)
+        name = "list_schedules_payload" if include_payload else "list_schedules"
+        rows = self._db.look(name, cursor=cursor, max_schedules=limit)
         return [schedule_of(row) for row in rows]
 
     def set_schedule_paused(self, schedule_id: str, paused: bool) -> None:

@@ -11,6 +11,7 @@ from headgate_sync.api import ApiConfig, create_app
 from headgate_sync.app import Headgate
 from headgate_sync.postgres import database
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.semantics import SEMANTICS
 from tests.api.caller import Caller, caller, job_body
 from tests.builders import enqueue
 
@@ -154,3 +155,11 @@ def test_meta_names_the_schema(postgres):
         "max_page_size": 200,
         "approximate_count_threshold": 50_000,
     }
+
+
+def test_meta_tells_what_is_promised(postgres):
+    rows = caller(postgres.make_store()).get("/meta").json["semantics"]
+    assert [row["id"] for row in rows] == [row.id for row in SEMANTICS]
+    kept = {row["id"]: (row["level"], row["memory"], row["postgres"]) for row in rows}
+    assert kept["several-processes"] == ("backend", False, True)
+    assert kept["wake-up-notices"][2] == "with connection settings for LISTEN"

@@ -10,6 +10,7 @@ import pytest
 from headgate_sync.envelope import fingerprint
 from headgate_sync.lease import LeaseRef
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.semantics import LEVELS, SEMANTICS
 from headgate_sync.workers import WorkerMeta
 from tests.builders import claim_one, enqueue, envelope
 from tests.cli.conftest import Run, invoke, told
@@ -280,6 +281,16 @@ def test_queues_show_their_backlog(run, pg):
     assert found["by_state"] == [{"state": "available", "count": 2}]
     [found] = told(run("stats"))
     assert (found["queue"], found["live_workers"]) == ("mail", 0)
+
+
+def test_what_is_promised_is_told_instead(run):
+    rows = told(run("stats", "--semantics"))
+    assert [row["id"] for row in rows] == [row.id for row in SEMANTICS]
+    assert {row["level"] for row in rows} == set(LEVELS)
+    assert rows[0].keys() == {"id", "statement", "level", "memory", "postgres"}
+    lines = run("-o", "table", "stats", "--semantics").stdout.splitlines()
+    [line] = [line for line in lines if "several-processes" in line]
+    assert line.split()[:4] == ["backend", "several-processes", "no", "yes"]
 
 
 def test_a_queue_is_paused_weighed_and_limited(run, pg):

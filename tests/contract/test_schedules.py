@@ -237,6 +237,17 @@ def test_schedules_are_listed_by_id_in_pages(store):
             steer(store).list_schedules(limit)
 
 
+def test_a_list_without_payloads_has_everything_else(store):
+    whole = schedule(payload=b"secret", headers={"k": "secret"}, tags=("t",))
+    steer(store).upsert_schedule(whole)
+    [found] = steer(store).list_schedules()
+    assert (found.payload, found.headers) == (b"secret", {"k": "secret"})
+    [seen] = steer(store).list_schedules(include_payload=False)
+    assert seen == found.with_state(payload=b"", headers={})
+    with pytest.raises(InvalidRequest, match="include_payload"):
+        steer(store).list_schedules(include_payload=1)
+
+
 # Due
 
 

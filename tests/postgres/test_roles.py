@@ -11,11 +11,18 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from werkzeug.test import Client
 
+from headgate_sync.api import ApiConfig
+from headgate_sync.api.routes import ROUTES
+from headgate_sync.console import ConsoleConfig
+from headgate_sync.console import create_app as create_console
+from headgate_sync.console.pages import PAGES
 from headgate_sync.context import JobContext
 from headgate_sync.errors import BackendError, ConfigurationError, DuplicateJob
 from headgate_sync.lease import Checkpoint, JobResult, LeaseRef, ProgressUpdate
 from headgate_sync.lifecycle import Outcome, State
+from headgate_sync.operations import BulkRequest
 from headgate_sync.policy import Ceiling, RateClassConfig
 from headgate_sync.postgres import manifest, roles
 from headgate_sync.postgres.migrate import grant, migrate_down, migrate_up
@@ -23,7 +30,9 @@ from headgate_sync.postgres.roles import HIDDEN, MIGRATOR, ROLES, STATEMENTS, ri
 from headgate_sync.postgres.sql import statement_names
 from headgate_sync.postgres.store import PgStore
 from headgate_sync.registry import Registry
+from headgate_sync.schedule import Schedule, ScheduleEvent
 from headgate_sync.worker import Worker, WorkerConfig
+from headgate_sync.workers import WorkerMeta
 from tests import rights as drawing
 from tests import rights_page
 from tests.as_roles import drop_roles, make_roles, pools_of
@@ -443,6 +452,141 @@ def test_a_reader_reads_all_but_payloads_and_writes_nothing(stores, queue):
     ):
         with refused():
             write()
+
+
+# Every method of the inspection: what a reader may call, and with what.
+READS = {
+    "cluster": {},
+    "concurrency_limits": {},
+    "counts": {},
+    "distinct_kinds": {"limit": 10},
+    "explain_admission": {"job_id": "job"},
+    "get_job": {"job_id": "job"},
+    "get_jobs": {"ids": ["job"]},
+    "get_operation": {"operation_id": "op"},
+    "get_worker": {"worker_id": "w"},
+    "history": {"queue": "seen", "since_ms": 0},
+    "list_jobs": {},
+    "list_schedule_events": {"schedule_id": "nightly"},
+    "list_schedules": {"include_payload": False},
+    "list_workers": {},
+    "partitions": {"queue": "seen"},
+    "quarantine_list": {},
+    "queue_stats": {},
+    "rate_classes": {},
+    "store_now_ms": {},
+    "unfinished": {"queue": "seen"},
+}
+# They show how time goes by.
+TIMED = {"cluster", "get_worker", "list_workers", "queue_stats", "store_now_ms"}
+CONTENTS = {
+    "get_job": {"job_id": "job", "include_payload": True},
+    "get_schedule": {"schedule_id": "nightly"},
+    "list_schedules": {},
+    "read_checkpoint": {"job_id": "job"},
+}
+STEERS = {
+    "advance_schedule", "archive_completed_older_than", "cancel_jobs",
+    "create_operation", "delete_concurrency_limit", "delete_job", "delete_queue",
+    "delete_rate_class", "delete_schedule", "delete_terminal", "due_schedules",
+    "edit_payload", "fire_ticks", "forget_worker", "heartbeat", "heartbeat_worker",
+    "operator_cancel", "operator_retry", "pause_rate_class", "promote_job",
+    "quarantine_release", "quarantine_sweep", "record_schedule_event", "replay_job",
+    "reschedule_job", "resume_rate_class", "run_pending_operations",
+    "sample_queue_memory", "schedule_pending", "set_enqueue_limit",
+    "set_partition_quantum", "set_queue_paused", "set_queue_weight",
+    "set_schedule_paused", "signal_worker", "trim_history",
+    "upsert_concurrency_limit", "upsert_rate_class", "upsert_schedule",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def furnished(owner, stores):
+    """Something to see for every read."""
+    inspect = stores["operator"].inspect
+    owner.execute(
+        "INSERT INTO headgate.headgate_quarantine VALUES ('f', 'k', 3, 1, 'p', 'r')"
+    )
+    enqueue(stores["producer"], "job", queue="seen", tags=("t",), partition_key="p")
+    inspect.upsert_rate_class(rate_class("seen"))
+    inspect.upsert_concurrency_limit(
+        Ceiling(name="seen", scope="queue", queue="seen", max_concurrent=1)
+    )
+    inspect.upsert_schedule(
+        Schedule(
+            id="nightly",
+            kind="k",
+            spec="@daily",
+            payload=b"secret",
+            headers={"k": "secret"},
+            next_run_ms=1,
+        )
+    )
+    inspect.record_schedule_event(
+        ScheduleEvent(
+            schedule_id="nightly", tick_ms=1, job_id="", outcome="failed", reason="r"
+        )
+    )
+    inspect.create_operation(BulkRequest(id="op", action="cancel", queue="none"))
+    stores["worker"].inspect.heartbeat_worker(
+        WorkerMeta(
+            worker_id="w", host="h", pid=1, queues=("seen",), concurrency=1,
+            started_at_ms=1,
+        )
+    )  # fmt: skip
+    return stores
+
+
+def test_a_reader_may_make_every_read_and_sees_what_is_there(furnished):
+    reader = furnished["reader"].inspect
+    names = {name for name in dir(type(reader)) if not name.startswith("_")}
+    assert names == READS.keys() | CONTENTS.keys() | STEERS
+    for name, given in READS.items():
+        whole = getattr(furnished["operator"].inspect, name)
+        seen = getattr(reader, name)(**given)
+        assert seen or seen == 0, name
+        if name not in TIMED:
+            assert seen == whole(**given), name
+
+
+def test_a_reader_is_refused_contents(furnished):
+    for name, given in CONTENTS.items():
+        with refused():
+            getattr(furnished["reader"].inspect, name)(**given)
+
+
+def test_an_api_on_the_role_of_a_reader_shows_every_page(furnished, caplog):
+    console = create_console(
+        furnished["reader"],
+        ConsoleConfig(api=ApiConfig(read_only=True, rate_limit=None)),
+    )
+    client, base = Client(console), "/api/v1"
+    named = {"queue": "queue?name=seen", "job": "job?id=job"}
+    more = [
+        "periodic?events=nightly",
+        "jobs?q=tag:t&queue=seen",
+        "partitions?queue=seen",
+    ]
+    for page in [*(named.get(p.path, p.path) for p in PAGES), *more]:
+        assert client.get(f"/{page}").status_code == 200, page
+    values = {"queue": "seen", "id": "job"}
+    for route in ROUTES:
+        if route.method != "GET" or route.path == "/events":
+            continue
+        ids = {"/operations/{id}": "op", "/periodic/{id}/enqueue-events": "nightly"}
+        path = route.path.format_map(values | {"id": ids.get(route.path, "job")})
+        kept = route.path.endswith(("/result", "/output", "/checkpoint"))
+        status = client.get(f"{base}{path}?queue=seen").status_code
+        if path.endswith("/progress"):
+            assert status == 404
+        else:
+            assert status == (403 if kept else 200), path
+    answer = client.get(f"{base}/jobs/job?include_payload=true")
+    assert answer.status_code == 403
+    assert answer.json == {"error": "the database role of this API may not do that"}
+    assert "secret" not in client.get(f"{base}/periodic").text
+    assert "lacks a right" not in answer.text
+    console.close()
 
 
 def test_the_rights_of_tables_hold_where_everybody_may_run_functions(

@@ -152,6 +152,7 @@ CALLS = {
     "duty_tick": ({"names": ["scheduler"], "holder": "w", "lease_ms": 1}, 60),
     "get_schedule": ({"schedule_id": "n77"}, 3),
     "list_schedules": ({"cursor": "n5", "max_schedules": 10}, 30),
+    "list_schedules_payload": ({"cursor": "n5", "max_schedules": 10}, 30),
     "advance_schedule": ({"schedule_id": "n77", "from_ms": 1, "to_ms": 2}, 5),
     "lock_due_schedule": ({"schedule_id": "n77", "from_ms": 1}, 5),
     "append_schedule_event": (
