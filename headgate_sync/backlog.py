@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from headgate_sync.lifecycle import STORED, State
+from headgate_sync.lifecycle import STORED, UNFINISHED, State
 from headgate_sync.policy import is_noisy
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
 MAX_SAMPLE = 50_000
+# What the queues of a page share, and what the partitions of a queue are counted by.
+MAX_PAGE_SAMPLE = 10_000
+MAX_WAITING_SAMPLE = 20_000
+# Every state is counted so far, however long it takes; beyond, nobody waits longer than
+# the time for all states together.
+FIRST_SHARE = 500
+COUNT_TIME_US = 20_000
 MAX_QUEUES = 200
 MAX_PARTITIONS = 1_000
 MAX_HISTORY_BUCKETS = 10_000
 MAX_MEMORY_JOBS = 1_000
 
 # The states whose jobs are few come first into a sample: their figures are exact, and
-# what is lacking is lacking from the many.
+# what is lacking is lacking from the many. The unfinished ones come before the others:
+# of the last of them the counter tells how many there are.
 SAMPLE_ORDER: tuple[str, ...] = tuple(
     state.value
     for state in (
         State.RUNNING,
+        State.RETRYABLE,
+        State.PENDING,
+        State.SCHEDULED,
+        State.AVAILABLE,
         State.QUARANTINED,
         State.ARCHIVED,
         State.UNDECODABLE,
-        State.RETRYABLE,
-        State.AVAILABLE,
-        State.PENDING,
-        State.SCHEDULED,
         State.CANCELLED,
         State.COMPLETED,
     )
 )
 assert set(SAMPLE_ORDER) == STORED
+UNFINISHED_ORDER = tuple(state for state in SAMPLE_ORDER if state in UNFINISHED)
 
 
 @frozen(kw_only=True)
@@ -43,7 +52,7 @@ class StateCounts:
     """Jobs by state; states without a job are absent.
 
     Attributes:
-        approximate: the sample was used up; figures are lower bounds.
+        approximate: at least one figure is a lower bound.
     """
 
     counts: Mapping[str, int]
@@ -131,7 +140,7 @@ class PartitionState:
 
     Attributes:
         deficit: credit that the fairness of the gate holds for it.
-        waiting: available jobs, in a sample of 50,000 of the queue.
+        waiting: available jobs, among the 20,000 of the queue that came first.
         inflight: running jobs.
         noisy: more than twice as many arrivals as the others on average.
         quantum_override: its own share of a round; None for the usual one.
@@ -181,26 +190,59 @@ def noisy_partitions(arrived: Mapping[str, int]) -> frozenset[str]:
 def sampled(counts: Mapping[str, int], most: int) -> StateCounts:
     """What a sample of `most` jobs shows of true counts.
 
-    Each state has a tenth of the sample; what the small ones leave goes to the others
-    in turn. A figure can therefore be short only when the whole sample was used.
+    Each state is counted up to a first share, then to a tenth of the sample, then in
+    turn as far as the sample goes. Once one alone of the unfinished states is not
+    counted to its end, its figure follows from the counter of unfinished jobs.
     """
     share = most // len(SAMPLE_ORDER)
-    shown = {state: min(counts.get(state, 0), share) for state in SAMPLE_ORDER}
-    left = most - sum(shown.values())
-    for state in SAMPLE_ORDER:
-        if shown[state] == share:
-            more = min(counts.get(state, 0) - share, left)
-            shown[state] += more
-            left -= more
-    return state_counts(shown.items(), most)
+    limits = dict.fromkeys(SAMPLE_ORDER, min(FIRST_SHARE, share))
+    jobs = {state: counts.get(state, 0) for state in SAMPLE_ORDER}
+    left = most - sum(min(jobs[state], limits[state]) for state in SAMPLE_ORDER)
+    exact: set[str] = set()
+    for target in (share, most):
+        for state in SAMPLE_ORDER:
+            open_ = [s for s in UNFINISHED_ORDER if jobs[s] >= limits[s]]
+            if len(open_) == 1 and not exact:
+                exact = set(open_)
+                left += limits[open_[0]]
+            if state in exact or jobs[state] < limits[state]:
+                continue
+            before = limits[state]
+            limits[state] += min(left, target - before if target == share else left)
+            left -= min(jobs[state], limits[state]) - before
+    return state_counts(
+        (s, jobs[s], False)
+        if s in exact
+        else (s, min(jobs[s], limits[s]), jobs[s] >= limits[s])
+        for s in SAMPLE_ORDER
+    )
 
 
-def state_counts(rows: Iterable[tuple[str, int]], most: int) -> StateCounts:
-    """Counts by state out of a sample of at most `most` jobs."""
-    counts = {state: jobs for state, jobs in rows if jobs}
-    return StateCounts(counts=counts, approximate=sum(counts.values()) >= most)
+def state_counts(rows: Iterable[tuple[str, int, bool]]) -> StateCounts:
+    """Counts by state, each with whether it may be more."""
+    found = [(state, jobs, at_least) for state, jobs, at_least in rows if jobs]
+    return StateCounts(
+        counts={state: jobs for state, jobs, _ in found},
+        approximate=any(at_least for *_, at_least in found),
+    )
 
 
-def sample_of_page(queues: Sequence[str]) -> int:
-    """How many jobs of each queue of a page are looked at."""
-    return MAX_SAMPLE // max(1, len(queues))
+def count_arguments(most: int, queues: int = 1) -> dict[str, object]:
+    """What the database is told about a sample for each of some queues."""
+    return {
+        "states": list(SAMPLE_ORDER),
+        "unfinished": list(UNFINISHED_ORDER),
+        "max_first": FIRST_SHARE,
+        "max_sample": most,
+        "time_us": COUNT_TIME_US // queues,
+    }
+
+
+def sample_of_page(queues: int) -> int:
+    """How many jobs of each queue of a page of so many are looked at."""
+    return MAX_SAMPLE if queues < 2 else MAX_PAGE_SAMPLE // queues
+
+
+def sure_below(queues: int) -> int:
+    """A count below this is exact on a page of so many queues, whatever else is not."""
+    return min(FIRST_SHARE, sample_of_page(queues) // len(SAMPLE_ORDER))

@@ -13,6 +13,7 @@ from headgate_sync.backlog import (
     MAX_PARTITIONS,
     MAX_QUEUES,
     MAX_SAMPLE,
+    MAX_WAITING_SAMPLE,
     MINUTE_MS,
     HistoryBucket,
     PartitionState,
@@ -67,7 +68,7 @@ class MemBacklog(MemPolicies):
                 names = list(queues)
                 for name in names:
                     check_name("queue", name)
-            most = sample_of_page(names)
+            most = sample_of_page(len(names))
             return [self._stats(name, most) for name in names]
 
     def history(
@@ -96,7 +97,9 @@ class MemBacklog(MemPolicies):
             groups = self._partitions(queue)
             noisy = noisy_partitions(_arrived(groups, since_ms))
             jobs = (j for j in self._jobs_of(queue) if j.state is State.AVAILABLE)
-            waiting = Counter(job.partition_key for job in islice(jobs, MAX_SAMPLE))
+            waiting = Counter(
+                job.partition_key for job in islice(jobs, MAX_WAITING_SAMPLE)
+            )
             found = [
                 PartitionState(
                     partition_key=group.key,

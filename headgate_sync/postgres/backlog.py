@@ -9,13 +9,14 @@ from headgate_sync.backlog import (
     MAX_PARTITIONS,
     MAX_QUEUES,
     MAX_SAMPLE,
+    MAX_WAITING_SAMPLE,
     MINUTE_MS,
-    SAMPLE_ORDER,
     HistoryBucket,
     PartitionState,
     QueueStats,
     QuietGroups,
     StateCounts,
+    count_arguments,
     rate,
     sample_of_page,
     state_counts,
@@ -34,13 +35,8 @@ class PgBacklog(PgPolicies):
         """Jobs by state, from a sample of at most 50,000 rows."""
         if queue is not None:
             check_name("queue", queue)
-        rows = self._db.look(
-            "counts",
-            queues=[queue],
-            states=list(SAMPLE_ORDER),
-            max_sample=MAX_SAMPLE,
-        )
-        return state_counts((row[1:] for row in rows), MAX_SAMPLE)
+        rows = self._db.look("counts", queues=[queue], **count_arguments(MAX_SAMPLE))
+        return state_counts(row[1:] for row in rows)
 
     def queue_stats(
         self,
@@ -68,20 +64,19 @@ class PgBacklog(PgPolicies):
                 names = [name for (name,) in found]
             if not names:
                 return []
-            most = sample_of_page(names)
+            most = sample_of_page(len(names))
             stats = session.rows(
                 "queue_stats",
                 queues=names,
                 max_partitions=MAX_PARTITIONS,
                 max_sample=most,
             )
-            counts: list[list[tuple[str, int]]] = [[] for _ in names]
-            for place, state, jobs in session.rows(
-                "counts", queues=names, states=list(SAMPLE_ORDER), max_sample=most
-            ):
-                counts[place - 1].append((state, jobs))
+            counts: list[list[tuple[str, int, bool]]] = [[] for _ in names]
+            arguments = count_arguments(most, len(names))
+            for place, *counted in session.rows("counts", queues=names, **arguments):
+                counts[place - 1].append(tuple(counted))
             return [
-                _stats(row, state_counts(rows, most))
+                _stats(row, state_counts(rows))
                 for row, rows in zip(stats, counts, strict=True)
             ]
 
@@ -130,7 +125,7 @@ class PgBacklog(PgPolicies):
         rows = self._db.look(
             "partitions",
             queue=queue,
-            max_sample=MAX_SAMPLE,
+            max_sample=MAX_WAITING_SAMPLE,
             max_traffic=MAX_PARTITIONS,
             max_partitions=MAX_PARTITIONS,
         )

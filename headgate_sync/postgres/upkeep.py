@@ -8,7 +8,7 @@ from headgate_sync.backlog import (
     MAX_MEMORY_JOBS,
     MAX_QUEUES,
     MAX_SAMPLE,
-    SAMPLE_ORDER,
+    count_arguments,
 )
 from headgate_sync.envelope import MAX_INT64, check_int
 from headgate_sync.errors import IdConflict, NotFound
@@ -101,8 +101,7 @@ class PgUpkeep(PgOperations):
         params = {
             "max_jobs": min(max(limit, 1), MAX_MEMORY_JOBS),
             "max_queues": MAX_QUEUES,
-            "max_sample": MAX_SAMPLE,
-            "states": list(SAMPLE_ORDER),
+            **count_arguments(MAX_SAMPLE, 10),
         }
         # Looked at first and written then, so that the looking has its time limit.
         rows = self._db.look("sample_queue_memory", **params)

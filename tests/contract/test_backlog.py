@@ -283,8 +283,30 @@ def test_small_states_are_counted_however_many_jobs_the_others_have(store, clock
     bring_to(store, clock, "lost", State.ARCHIVED)
     load(store, 3_000)
     assert dict(stats(store).by_state.counts) == {"archived": 1, "available": 3_000}
+    assert dict(steer(store).counts().counts) == {"archived": 1, "available": 3_000}
     names = ["q", *(f"x{n}" for n in range(199))]
     page = steer(store).queue_stats(queues=names)
-    assert dict(page[0].by_state.counts) == {"archived": 1, "available": 249}
-    assert page[0].by_state.approximate
+    # One large unfinished state alone follows from the counter.
+    assert page[0].by_state == stats(store).by_state
     assert page[0].unfinished_jobs == 3_000
+
+
+def test_the_last_unfinished_state_follows_from_the_counter(store):
+    load(store, 300)
+    store.enqueue([envelope(f"later{n}", delay_ms=60_000) for n in range(150)])
+    names = ["q", *(f"x{n}" for n in range(19))]
+    page = steer(store).queue_stats(queues=names)
+    assert dict(page[0].by_state.counts) == {"available": 300, "scheduled": 150}
+    assert not page[0].by_state.approximate
+
+
+def test_two_large_states_are_lower_bounds_in_the_sample_of_a_page(store):
+    load(store, 300)
+    store.enqueue([envelope(f"later{n}", delay_ms=60_000) for n in range(300)])
+    names = ["q", *(f"x{n}" for n in range(199))]
+    page = steer(store).queue_stats(queues=names)
+    assert dict(page[0].by_state.counts) == {"available": 5, "scheduled": 45}
+    assert page[0].by_state.approximate
+    assert page[0].unfinished_jobs == 600
+    assert dict(stats(store).by_state.counts) == {"available": 300, "scheduled": 300}
+    assert not stats(store).by_state.approximate

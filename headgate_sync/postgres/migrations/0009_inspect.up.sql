@@ -65,56 +65,149 @@ SELECT (p_queue IS NULL OR j_queue = p_queue)
   AND (p_priority IS NULL OR j_priority = p_priority)
 $$;
 
--- Count the jobs of a state, of one queue or of all, up to a limit.
-CREATE FUNCTION {schema}.headgate_count_state(p_queue text, p_state text, p_limit bigint) RETURNS bigint
+-- Count the jobs of states, of one queue or of all, each up to the same limit.
+--
+-- Returns: one number for each state, in order.
+CREATE FUNCTION {schema}.headgate_count_states(p_queue text, p_states text[], p_limit bigint) RETURNS bigint[]
   LANGUAGE plpgsql STABLE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 BEGIN
-  IF p_state = 'running' AND p_queue IS NULL THEN
-    RETURN (SELECT count(*) FROM (
-      SELECT FROM {schema}.headgate_job AS job WHERE job.state = 'running' LIMIT p_limit) AS sample);
-  ELSIF p_state = 'running' THEN
-    RETURN (SELECT count(*) FROM (
-      SELECT FROM {schema}.headgate_job AS job
-      WHERE job.state = 'running' AND job.queue = p_queue LIMIT p_limit) AS sample);
-  ELSIF p_queue IS NULL THEN
-    RETURN (SELECT count(*) FROM (
-      SELECT FROM {schema}.headgate_job AS job
-      WHERE job.state = p_state AND job.state <> 'running' LIMIT p_limit) AS sample);
+  IF p_queue IS NULL THEN
+    RETURN ARRAY(
+      SELECT CASE wanted.state WHEN 'running' THEN (
+          SELECT count(*) FROM (
+            SELECT FROM {schema}.headgate_job AS job WHERE job.state = 'running' LIMIT p_limit) AS sample)
+        ELSE (
+          SELECT count(*) FROM (
+            SELECT FROM {schema}.headgate_job AS job
+            WHERE job.state = wanted.state AND job.state <> 'running' LIMIT p_limit) AS sample)
+        END
+      FROM unnest(p_states) WITH ORDINALITY AS wanted (state, place)
+      ORDER BY wanted.place);
   END IF;
-  RETURN (SELECT count(*) FROM (
-    SELECT FROM {schema}.headgate_job AS job
-    WHERE job.state = p_state AND job.state <> 'running' AND job.queue = p_queue LIMIT p_limit) AS sample);
+  RETURN ARRAY(
+    SELECT CASE wanted.state WHEN 'running' THEN (
+        SELECT count(*) FROM (
+          SELECT FROM {schema}.headgate_job AS job
+          WHERE job.state = 'running' AND job.queue = p_queue LIMIT p_limit) AS sample)
+      ELSE (
+        SELECT count(*) FROM (
+          SELECT FROM {schema}.headgate_job AS job
+          WHERE job.state = wanted.state AND job.state <> 'running' AND job.queue = p_queue LIMIT p_limit) AS sample)
+      END
+    FROM unnest(p_states) WITH ORDINALITY AS wanted (state, place)
+    ORDER BY wanted.place);
 END $$;
 
--- Count jobs by state in a sample: each state has an equal share, and what the small ones leave goes to the others in
--- turn. The figures of small states are exact however many jobs the others have.
-CREATE FUNCTION {schema}.headgate_counts(p_queue text, p_states text[], p_sample bigint)
-  RETURNS TABLE (state text, jobs bigint)
+-- The unfinished jobs of one queue or of all, by the counters; null where these are too many to be added up.
+CREATE FUNCTION {schema}.headgate_unfinished_jobs(p_queue text, p_limit bigint) RETURNS bigint
+  LANGUAGE plpgsql STABLE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  AS $$
+BEGIN
+  IF p_queue IS NOT NULL THEN
+    RETURN coalesce((SELECT depth.jobs FROM {schema}.headgate_unfinished AS depth WHERE depth.queue = p_queue), 0)
+      + coalesce((SELECT sum(tally.unfinished) FROM {schema}.headgate_tally AS tally WHERE tally.queue = p_queue), 0);
+  END IF;
+  RETURN (
+    SELECT CASE WHEN count(*) < p_limit THEN coalesce(sum(part.jobs), 0) END
+    FROM (
+      (SELECT depth.jobs FROM {schema}.headgate_unfinished AS depth ORDER BY depth.queue LIMIT p_limit)
+      UNION ALL
+      (SELECT tally.unfinished FROM {schema}.headgate_tally AS tally ORDER BY tally.queue, tally.entry LIMIT p_limit)
+    ) AS part);
+END $$;
+
+-- Count jobs by state without reading them all.
+--
+-- Each state is counted up to a first share, then to an equal share of the sample, then in turn as far as the sample goes.
+-- Once one alone of the unfinished states is not counted to its end, its figure follows from the counter of unfinished
+-- jobs, and is exact however many there are. A figure is exact or a lower bound. Rows that nobody has vacuumed are looked
+-- up one by one, each perhaps in a page of its own, so that beyond the first share only as much is counted as the time
+-- allows.
+--
+-- Arguments: a queue, or null for all; states in order, and which of them are unfinished; the first share, and how many
+--            rows are looked at in all; microseconds.
+-- Rows:      state, number, and whether there may be more; none for a state without a job.
+CREATE FUNCTION {schema}.headgate_counts(
+  p_queue text, p_states text[], p_unfinished text[], p_first bigint, p_sample bigint, p_time_us bigint)
+  RETURNS TABLE (state text, jobs bigint, at_least boolean)
   LANGUAGE plpgsql STABLE
   SET search_path = pg_catalog, pg_temp
   AS $$
 DECLARE
-  v_share bigint := p_sample / cardinality(p_states);
-  v_left bigint := p_sample;
-  v_jobs bigint[];
+  v_began timestamptz := clock_timestamp();
+  v_states integer := cardinality(p_states);
+  v_share bigint := p_sample / v_states;
+  v_limits bigint[] := array_fill(least(p_first, v_share), ARRAY[v_states]);
+  v_jobs bigint[] := {schema}.headgate_count_states(p_queue, p_states, least(p_first, v_share));
+  v_row_us double precision[];  -- what a row of a state costs, taken from the rows themselves
+  v_exact boolean[] := array_fill(false, ARRAY[v_states]);
+  v_seen bigint := 0;
+  v_open integer := 0;  -- unfinished states that are not counted to their end, and the jobs of the others
+  v_known bigint := 0;
+  v_left bigint;
+  v_more bigint;
+  v_count bigint;
+  v_us double precision;
 BEGIN
-  FOR i IN 1..cardinality(p_states) LOOP
-    v_jobs[i] := {schema}.headgate_count_state(p_queue, p_states[i], v_share);
-    v_left := v_left - v_jobs[i];
-  END LOOP;
-  FOR i IN 1..cardinality(p_states) LOOP
-    IF v_jobs[i] = v_share AND v_left > 0 THEN
-      v_jobs[i] := {schema}.headgate_count_state(p_queue, p_states[i], v_share + v_left);
-      v_left := v_left - (v_jobs[i] - v_share);
+  FOR i IN 1..v_states LOOP
+    v_seen := v_seen + v_jobs[i];
+    IF p_states[i] = ANY (p_unfinished) THEN
+      IF v_jobs[i] >= v_limits[i] THEN
+        v_open := v_open + 1;
+      ELSE
+        v_known := v_known + v_jobs[i];
+      END IF;
     END IF;
   END LOOP;
-  RETURN QUERY
-  SELECT counted.state, counted.jobs
-  FROM unnest(p_states, v_jobs) AS counted (state, jobs)
-  WHERE counted.jobs > 0;
+  v_left := p_sample - v_seen;
+  v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+  v_row_us := array_fill(greatest(0.01, v_us / greatest(1, v_seen)), ARRAY[v_states]);
+
+  FOR turn IN 1..2 LOOP
+    FOR i IN 1..v_states LOOP
+      IF v_open = 1 THEN
+        v_open := 0;
+        v_count := {schema}.headgate_unfinished_jobs(p_queue, p_sample) - v_known;
+        FOR k IN 1..v_states LOOP
+          IF p_states[k] = ANY (p_unfinished) AND v_jobs[k] >= v_limits[k] AND v_count >= v_jobs[k] THEN
+            v_left := v_left + v_jobs[k];
+            v_jobs[k] := v_count;
+            v_exact[k] := true;
+          END IF;
+        END LOOP;
+      END IF;
+      CONTINUE WHEN v_exact[i] OR v_jobs[i] < v_limits[i];
+      v_more := CASE turn WHEN 1 THEN least(v_left, v_share - v_limits[i]) ELSE v_left END;
+      v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+      -- It is counted from its beginning again; so much that is no matter of time.
+      v_more := least(v_more, greatest(p_first, floor((p_time_us - v_us) / v_row_us[i])) - v_limits[i]);
+      CONTINUE WHEN v_more < 1;
+      v_limits[i] := v_limits[i] + v_more;
+      v_count := ({schema}.headgate_count_states(p_queue, p_states[i:i], v_limits[i]))[1];
+      v_left := v_left - (v_count - v_jobs[i]);
+      v_jobs[i] := v_count;
+      v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000 - v_us;
+      v_row_us[i] := greatest(0.01, v_us / v_count);
+      IF v_count < v_limits[i] AND p_states[i] = ANY (p_unfinished) THEN
+        v_open := v_open - 1;
+        v_known := v_known + v_count;
+      END IF;
+    END LOOP;
+  END LOOP;
+
+  FOR i IN 1..v_states LOOP
+    IF v_jobs[i] > 0 THEN
+      state := p_states[i];
+      jobs := v_jobs[i];
+      at_least := NOT v_exact[i] AND v_jobs[i] >= v_limits[i];
+      RETURN NEXT;
+    END IF;
+  END LOOP;
 END $$;
 
 -- Arrivals and completions by partition in a minute and the one after it, by key; one partition more than asked for tells

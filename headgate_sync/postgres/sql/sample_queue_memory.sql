@@ -1,5 +1,6 @@
 -- Estimate what the jobs of queues take, of those that were sampled longest ago.
--- Arguments: max_queues, max_jobs integer; states text[]; max_sample bigint, how far the jobs of a queue are counted.
+-- Arguments: max_queues, max_jobs integer; states, unfinished text[], max_first, max_sample, time_us bigint
+--            for counting the jobs of a queue.
 -- Rows:      queue, bytes, and how many jobs were looked at.
 -- Locks:     none.
 WITH picked AS MATERIALIZED (
@@ -41,5 +42,7 @@ CROSS JOIN LATERAL (
 ) AS sample
 CROSS JOIN LATERAL (
   SELECT coalesce(sum(counts.jobs), 0) AS jobs
-  FROM {schema}.headgate_counts(picked.queue, %(states)s::text[], %(max_sample)s::bigint) AS counts
+  FROM {schema}.headgate_counts(
+    picked.queue, %(states)s::text[], %(unfinished)s::text[], %(max_first)s::bigint, %(max_sample)s::bigint,
+    %(time_us)s::bigint) AS counts
 ) AS counted
