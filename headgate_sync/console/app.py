@@ -311,6 +311,7 @@ def _templates() -> Environment:
         asset=lambda name: known[name].name,
         drain=views.drain,
         state_counts=views.state_counts,
+        figure=views.figure,
         ranges=list(charts.RANGES),
     )
     return made

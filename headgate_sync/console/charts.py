@@ -7,7 +7,16 @@ from typing import Any
 
 from attrs import frozen
 
-SERIES = ("arrived", "completed", "failed", "retried", "admission_rejections")
+from headgate_sync.console.text import instant
+
+_SAID = {
+    "arrived": "in",
+    "completed": "done",
+    "failed": "failed",
+    "retried": "retried",
+    "admission_rejections": "sent away",
+}
+SERIES = tuple(_SAID)
 WIDTH, HEIGHT = 600, 120
 SPARK_WIDTH, SPARK_HEIGHT = 120, 28
 
@@ -69,7 +78,8 @@ def chart(filled: list[dict[str, int]], span: Range) -> dict[str, Any]:
             "bar_x": f"{place * step + step * 0.2:.2f}",
             "bar_height": f"{bucket['failed'] * HEIGHT / top:.2f}",
             "bar_y": f"{HEIGHT - bucket['failed'] * HEIGHT / top:.2f}",
-            "bucket": bucket,
+            "failed": bucket["failed"],
+            "told": _told(bucket),
         }
         for place, bucket in enumerate(filled)
     ]
@@ -99,6 +109,12 @@ def spark(filled: list[dict[str, int]]) -> dict[str, Any]:
         "completed": _line([b["completed"] for b in filled], *size),
         "totals": {name: sum(b[name] for b in filled) for name in SERIES},
     }
+
+
+def _told(bucket: Mapping[str, int]) -> str:
+    """What a column says when it is pointed at."""
+    figures = ", ".join(f"{word} {bucket[name]:,}" for name, word in _SAID.items())
+    return f"{instant(bucket['at_ms'])}\n{figures}"
 
 
 def _line(values: list[int], top: int, width: int, height: int) -> str:

@@ -64,8 +64,11 @@ def _history(reader: Reader, queue: str, span: charts.Range) -> Any:
     )
 
 
-def _chart(reader: Reader, queues: list[Any], span: charts.Range) -> Context:
-    histories = [_history(reader, stats["queue"], span) for stats in queues]
+def _histories(reader: Reader, queues: list[Any], span: charts.Range) -> list[Any]:
+    return [_history(reader, stats["queue"], span) for stats in queues]
+
+
+def _chart(reader: Reader, histories: list[Any], span: charts.Range) -> Context:
     filled = charts.buckets(histories, span, reader.now_ms)
     return {"chart": charts.chart(filled, span), "range": span.name}
 
@@ -80,17 +83,17 @@ def _overview(reader: Reader, query: Query) -> Context:
         queues,
         key=lambda s: (-s["arrival_rate"] - s["drain_rate"], -s["unfinished_jobs"]),
     )[:CHARTED_QUEUES]
-    hour = charts.RANGES["1h"]
+    span, hour = _range(query), charts.RANGES["1h"]
+    histories = _histories(reader, busiest, span)
+    last_hour = histories if span is hour else _histories(reader, busiest, hour)
     rejected = sum(
-        bucket["admission_rejections"]
-        for stats in busiest
-        for bucket in _history(reader, stats["queue"], hour)
+        bucket["admission_rejections"] for history in last_hour for bucket in history
     )
     urgent = views.by_urgency(queues)
     worst = urgent[0] if urgent else None
     oldest = [s for s in queues if s["oldest_available_ms"] is not None]
     return {
-        **_chart(reader, busiest, _range(query)),
+        **_chart(reader, histories, span),
         "charted": len(busiest),
         "queues": urgent[:8],
         "queue_count": len(queues),
@@ -154,8 +157,9 @@ def _queue(reader: Reader, query: Query) -> Context:
     partitions = reader.maybe("partitions", queue=name, limit=SHOWN_PARTITIONS)
     more = reader.next_cursor is not None
     ceilings = reader.maybe("concurrency-limits") or []
+    span = _range(query)
     return {
-        **_chart(reader, [stats], _range(query)),
+        **_chart(reader, _histories(reader, [stats], span), span),
         "name": name,
         "stats": stats,
         "covers": views.covers(reader.maybe("cluster")),

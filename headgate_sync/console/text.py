@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 NOTHING = "–"
 LAST_INSTANT_MS = 253_402_300_799_999  # the end of the year 9999
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+_LONG = 100  # so many days are told without their hours
 _WINDOWS = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"}
 # Marks that turn or hide the text around them. What joins letters and emoji stays.
 _HIDDEN = frozenset("\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067"
@@ -27,7 +28,7 @@ def duration(ms: float | None) -> str:
     place = next(n for n, (_, size) in enumerate(_UNITS) if ms >= size)
     unit, size = _UNITS[place]
     first, rest = divmod(int(ms), size)
-    if place + 1 < len(_UNITS):
+    if first < _LONG and place + 1 < len(_UNITS):
         smaller, size = _UNITS[place + 1]
         if second := rest // size:
             return f"{first:,} {unit} {second} {smaller}"
@@ -106,10 +107,8 @@ def visible(text: object) -> str:
 
 def _visible(letter: str) -> str:
     code = ord(letter)
-    if code < 0x20:
-        return letter if letter in "\n\t" else chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
+    if letter in "\n\t":
+        return letter
     if letter in _HIDDEN or unicodedata.category(letter) in ("Cc", "Cs"):
         return f"⟨U+{code:04X}⟩"
     return letter

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from headgate_sync.backlog import sure_below
 from headgate_sync.console.text import duration, instant, number
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import TERMINAL, Event, State, sources_of
@@ -81,6 +82,17 @@ def state_counts(counts: Iterable[Json]) -> dict[str, int]:
     """Counts by state in the order of the pages."""
     known = {row["state"]: row["count"] for row in counts}
     return {state.value: known.get(state.value, 0) for state in STATES}
+
+
+def figure(count: int, approximate: bool, queues: int = 1) -> str:
+    """A count by state, with a sign where it may be more.
+
+    Args:
+        count: shown.
+        approximate: some figure beside it is a lower bound.
+        queues: among which it was counted.
+    """
+    return number(count, approximate and count >= sure_below(queues))
 
 
 def covers(cluster: Json | None) -> dict[str, int] | None:
