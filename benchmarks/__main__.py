@@ -19,6 +19,7 @@ NAMES = (
     "idle",
     "recover",
     "inspect",
+    "dashboards",
     "soak",
     "peers",
 )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -36,6 +36,7 @@ from headgate_sync.api.routing import (
     segments_of,
 )
 from headgate_sync.api.shapes import read_body, read_query
+from headgate_sync.api.shared import SharedAnswers
 from headgate_sync.api.source import Source
 from headgate_sync.app import Headgate
 from headgate_sync.errors import StoreError
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("headgate_sync.api.access")
 
 _PIECE_BYTES = 65_536
+# Set by the console for the reads of a page, which has passed the door itself; no
+# header of a request can become this name.
+WITHIN = "headgate_sync.api.within"
 KEYED = frozenset({"POST", "PUT", "DELETE"})
 _NO_STORE = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 _REASONS = {
@@ -66,6 +70,7 @@ class ControlApi:
         self._source = Source(store, config)
         self._router = Router(ROUTES)
         self._hub = Hub(config.live, lambda: self._source.store.notifying)
+        self._shared = SharedAnswers(config.share_ms) if config.share_ms else None
         self._limiter = (
             None if config.rate_limit is None else Limiter(config.rate_limit)
         )
@@ -125,9 +130,24 @@ class ControlApi:
         if route.mutates:
             name = route_key(route.method, segments)
             answer = self._once(request, route, name, call, body)
+            if self._shared is not None:
+                self._shared.forget()
+        elif route.shared and self._shared is not None:
+            return self._shared.get(
+                self._key_of(route, call.path, call.query),
+                lambda: self._looked(route, call),
+                anew=_wants_anew(request.environ),
+            )
         else:
             answer = route.run(call)
         return self._timed(answer) if route.reads_store else answer
+
+    def _looked(self, route: Route, call: Call) -> Answer:
+        """What a look answers, with the store's time, also when it cannot be taken."""
+        try:
+            return self._timed(route.run(call))
+        except Exception as error:
+            return of_http_error(of_error(error))
 
     def _let_in(self, request: _Request) -> None:
         """Authentication, permission, and the sender's own rate."""
@@ -144,7 +164,29 @@ class ControlApi:
         if request.method not in READING or (route and route.path == "/events"):
             check_site(request.environ)
         identity = request.identity
-        self._limit(address if identity is None else f"identity {identity.subject}")
+        if not self._is_free(request):
+            self._limit(address if identity is None else f"identity {identity.subject}")
+
+    def _is_free(self, request: _Request) -> bool:
+        """A part of a page that costs the store nothing costs its reader nothing."""
+        found, environ = request.found, request.environ
+        if self._shared is None or found.route is None or not found.route.shared:
+            return False
+        if WITHIN not in environ or _wants_anew(environ):
+            return False
+        try:
+            query = read_query(_query_of(environ), found.route.query)
+        except HttpError:
+            return False  # and is refused as such
+        return self._shared.holds(self._key_of(found.route, found.values, query))
+
+    def _key_of(
+        self, route: Route, path: Mapping[str, str], query: Mapping[str, Any]
+    ) -> Hashable:
+        # A test may put another store in the place of the application's for a while.
+        store = id(self._source.store)
+        asked = tuple(sorted(query.items()))
+        return store, route.path, tuple(path.values()), asked
 
     def _limit(self, sender: str) -> None:
         wait_ms = 0 if self._limiter is None else self._limiter.take(sender)
@@ -219,6 +261,10 @@ class _Request:
         self.found = Found(None, {}, "", ())
         self.identity: Identity | None = None
         self.key = ""
+
+
+def _wants_anew(environ: Mapping[str, Any]) -> bool:
+    return "no-cache" in environ.get("HTTP_CACHE_CONTROL", "").lower()
 
 
 def _allow(found: Found) -> str:
@@ -331,9 +377,16 @@ def _sent(
 
 
 def _log(request: _Request, status: int, took_ns: int) -> None:
-    """One line; a sender can smuggle neither a secret nor a line break into it."""
+    """One line; a sender can smuggle neither a secret nor a line break into it.
+
+    The parts of a page are one request to whoever reads the log.
+    """
+    level = logging.DEBUG if WITHIN in request.environ else logging.INFO
+    if not access.isEnabledFor(level):
+        return
     identity = request.identity
-    access.info(
+    access.log(
+        level,
         "%s %s %d %d ms %s%s",
         request.method if request.method.isalpha() else "-",
         request.found.template or "-",

@@ -101,6 +101,10 @@ class ApiConfig:
         rate_limit: None is no limit.
         live: how `/events` streams.
         idempotency_ttl_ms: how long an answer is repeated under its key.
+        share_ms: how long one answer about the whole, such as the list of queues, is
+            given to all while many ask for it; 0 reads the store for each. After a
+            change that goes through this process, and for a request with
+            `Cache-Control: no-cache`, it is read anew.
         pool_size: most connections of the API's own pool; a store or a pool that the
             caller made is used as it is.
     """
@@ -125,6 +129,7 @@ class ApiConfig:
     idempotency_ttl_ms: int = field(
         default=86_400_000, validator=_within(1, MAX_RELATIVE_MS)
     )
+    share_ms: int = field(default=1_000, validator=_within(0, 60_000))
     pool_size: int = field(default=2, validator=_within(1, 1_000))
 
     def parts(self) -> dict[str, Any]:

@@ -83,6 +83,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/workers",
+        shared=True,
         run=_list,
         summary="Workers that have beaten within 15 minutes, by id",
         query=PAGED,
@@ -92,6 +93,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/cluster",
+        shared=True,
         run=_cluster,
         summary="The fleet as a whole, and who serves which queue",
         answers=CLUSTER,

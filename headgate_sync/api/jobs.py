@@ -426,6 +426,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/jobs/counts",
+        shared=True,
         run=_counts,
         summary="Jobs by state, from a bounded sample",
         query=(Given("queue"),),

@@ -214,6 +214,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/rate-classes",
+        shared=True,
         run=_rate_classes,
         summary="All rate classes, by name",
         answers=listed(RATE_CLASS),
@@ -262,6 +263,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/concurrency-limits",
+        shared=True,
         run=_limits,
         summary="All ceilings, by name",
         answers=listed(LIMIT),
@@ -291,6 +293,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/partitions",
+        shared=True,
         run=_partitions,
         summary="Up to 1,000 partitions of a queue, the most waiting jobs first",
         query=(Given("queue", required=True), *PAGED),
@@ -312,6 +315,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/quarantine",
+        shared=True,
         run=_quarantine,
         summary="Registered fingerprints, newest first",
         query=PAGED,

@@ -130,6 +130,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/queues",
+        shared=True,
         run=_list,
         summary="Queues by name, with their backlog",
         query=PAGED,
@@ -151,6 +152,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/queues/{queue}",
+        shared=True,
         run=_get,
         summary="One queue; a name that nobody used is an empty one",
         answers=QUEUE,
@@ -204,6 +206,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/queues/{queue}/history",
+        shared=True,
         run=_history,
         summary="What happened to a queue, by stretches of time",
         query=(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from headgate_sync.api.answers import Answer, HttpError
 from headgate_sync.api.shapes import Given, Out
@@ -91,6 +91,9 @@ class Route:
         guarded: authentication and limits apply.
         reads_store: the answer carries the store's time.
         replays: a repeated answer says so in its body.
+        shared: equal requests of one moment may get one answer: it is about the whole,
+            and the same for everybody who may ask.
+        segments: the parts of the path.
     """
 
     method: str
@@ -108,11 +111,11 @@ class Route:
     guarded: bool = True
     reads_store: bool = True
     replays: bool = False
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        """The parts of the path."""
-        return tuple(self.path.split("/")[1:])
+    shared: bool = False
+    segments: tuple[str, ...] = field(
+        init=False,
+        default=Factory(lambda self: tuple(self.path.split("/")[1:]), takes_self=True),
+    )
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -155,15 +158,20 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
-        self._ordered = sorted(self.routes, key=lambda route: len(route.variables))
+        # By length and first segment, which is always written out.
+        self._ordered: dict[tuple[int, str], list[Route]] = {}
+        for route in sorted(self.routes, key=lambda route: len(route.variables)):
+            key = len(route.segments), route.segments[0]
+            self._ordered.setdefault(key, []).append(route)
 
     def find(self, method: str, segments: tuple[str, ...] | None) -> Found:
         """What a request means; HEAD is answered by GET."""
         wanted = "GET" if method == "HEAD" else method
+        near = self._ordered.get((len(segments), segments[0]), ()) if segments else ()
         matches = [
             (route, values)
-            for route in self._ordered
-            if segments is not None and (values := route.match(segments)) is not None
+            for route in near
+            if segments and (values := route.match(segments)) is not None
         ]
         if not matches:
             return Found(None, {}, "", ())

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from headgate_sync.api import ApiConfig, ControlApi
 from headgate_sync.api.answers import HttpError
+from headgate_sync.api.app import WITHIN
 from headgate_sync.api.auth import check_access, identified
 from headgate_sync.api.routing import BASE
 from headgate_sync.app import Headgate
@@ -47,6 +48,9 @@ _ROBOTS = b"User-agent: *\nDisallow: /\n"
 _PASSED_ON = ("www-authenticate", "retry-after")
 # Set by the console for its own calls; no header of a request can become this name.
 _KNOWN = "headgate_sync.console.identity"
+# Set by the script for a few seconds when somebody acts, who then sees what came of it,
+# whichever process answers.
+_ACTED = "headgate-acted=1"
 _UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "&<>\u2028\u2029"})
 
 _EXPLAINED = {
@@ -129,6 +133,7 @@ class Console:
         shown.meta, now_ms = reader.get("meta"), reader.now_ms
         shown.identity = identified(self._config.api, shown.environ)
         shown.environ[_KNOWN] = shown.identity
+        shown.environ[WITHIN] = True
         if page is None:
             return self._error(shown, 404, "There is no such page")
         if shown.environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -200,6 +205,8 @@ class _Shown:
         self._config = config
         self.environ = dict(environ)
         self.environ.pop(_KNOWN, None)
+        if _ACTED in environ.get("HTTP_COOKIE", "").replace(" ", "").split(";"):
+            self.environ["HTTP_CACHE_CONTROL"] = "no-cache"
         self.identity: Identity | None = None
         self.meta: Mapping[str, Any] | None = None
         self.now_ms = 0

@@ -75,7 +75,9 @@ class Reader:
         body = json.loads(b"".join(self._api(environ, start_response)))
         if told["status"] != 200:
             raise Refused(told["status"], body["error"], self._headers)
-        self.now_ms = int(self._headers.get("x-store-now-ms", self.now_ms))
+        # An answer that others share may be older than the one before.
+        told_ms = int(self._headers.get("x-store-now-ms", 0))
+        self.now_ms = max(self.now_ms, told_ms)
         return body
 
     def maybe(self, *segments: str, **query: object) -> Any:

@@ -48,6 +48,8 @@
     const options = { method, headers: { Accept: "application/json" }, credentials: "same-origin" };
     if (method !== "GET") {
       options.headers["Idempotency-Key"] = newKey();
+      // What is read next has to show what this did, also where others share answers.
+      document.cookie = "headgate-acted=1; max-age=3; samesite=strict; path=" + pageUrl("", {}).split("?")[0];
       if (body !== null && body !== undefined) {
         options.headers["Content-Type"] = "application/json";
         options.body = JSON.stringify(body);
@@ -315,7 +317,7 @@
     if (fetching) { again = true; return; }
     fetching = true;
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-cache" });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const main = page.getElementById("main");
       if (!main) throw new Error("no page");
