@@ -21,7 +21,7 @@ from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.backends import SCHEMA
 from tests.builders import DAY_MS, enqueue, envelope, steer
-from tests.postgres.visits import Visit, read, undone, visit, wait_until_alone
+from tests.postgres.visits import Visit, quiet_visit, read, undone
 from tests.scenarios.gate import admit, ceiling, ids, rate_class
 from tests.servers import new_database
 
@@ -139,8 +139,7 @@ class Deep:
         """What an admission from these queues reads."""
         with self.db.checkout() as session:
             asked = {"capacity": CAPACITY, "queues": sorted(queues), **asked}
-            wait_until_alone(session.connection)
-            return visit(session.connection, **asked)
+            return quiet_visit(session.connection, **asked)
 
 
 @pytest.fixture(scope="module", params=SIZES)
