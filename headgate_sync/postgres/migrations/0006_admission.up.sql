@@ -206,7 +206,7 @@ DECLARE
   b_burst bigint[] := ARRAY[]::bigint[];
   b_units bigint[] := ARRAY[]::bigint[];
   b_at bigint[] := ARRAY[]::bigint[];
-  b_charged boolean[] := ARRAY[]::boolean[];
+  b_spent bigint[] := ARRAY[]::bigint[];
 
   ne integer := 0;
   e_scope text[] := ARRAY[]::text[];
@@ -611,10 +611,11 @@ BEGIN
         v_first_lock := false;
         v_now := {schema}.headgate_now_ms();
         i := nb;
-        -- All claims bear this instant, so what is held already is refilled up to it as well.
+        -- All claims bear this instant, so what is held already is refilled up to it as well: what was there before the
+        -- claims, for a budget that they emptied must not fill up while they are made.
         FOR j IN 1..nb LOOP
           b_units[j] := {schema}.headgate_units_at(
-            b_units[j], b_limit[j], b_window[j], b_burst[j], b_at[j], v_now);
+            b_units[j] + b_spent[j], b_limit[j], b_window[j], b_burst[j], b_at[j], v_now) - b_spent[j];
           b_at[j] := greatest(b_at[j], v_now);
         END LOOP;
         SELECT k_name || array_agg(class.name), k_tid || array_agg(class.tid), k_stored || array_agg(class.inflight),
@@ -643,8 +644,8 @@ BEGIN
         SELECT b_tid || array_agg(budget.tid), b_limit || array_agg(budget.limit_tokens),
           b_window || array_agg(budget.window_ms), b_burst || array_agg(budget.burst),
           b_units || array_agg(budget.units), b_at || array_agg(greatest(budget.refilled_at_ms, v_now)),
-          b_charged || array_agg(false)
-        INTO b_tid, b_limit, b_window, b_burst, b_units, b_at, b_charged
+          b_spent || array_agg(0::bigint)
+        INTO b_tid, b_limit, b_window, b_burst, b_units, b_at, b_spent
         FROM (
           SELECT known.ctid AS tid, known.limit_tokens, known.window_ms, known.burst, known.refilled_at_ms,
             {schema}.headgate_units_at(
@@ -1125,7 +1126,7 @@ BEGIN
               k_claimed[ki] := k_claimed[ki] + 1;
               FOR j IN k_from[ki]..k_to[ki] LOOP
                 b_units[j] := b_units[j] - w * b_window[j];
-                b_charged[j] := true;
+                b_spent[j] := b_spent[j] + w * b_window[j];
                 d_charge[nd] := w;
               END LOOP;
             END IF;
@@ -1271,7 +1272,8 @@ BEGIN
         IF ki > 0 THEN
           k_claimed[ki] := k_claimed[ki] - 1;
           FOR j IN k_from[ki]..k_to[ki] LOOP
-            b_units[j] := least(b_burst[j] * b_window[j], b_units[j] + d_charge[i] * b_window[j]);
+            b_units[j] := b_units[j] + d_charge[i] * b_window[j];
+            b_spent[j] := b_spent[j] - d_charge[i] * b_window[j];
           END LOOP;
         END IF;
       END IF;
@@ -1381,8 +1383,8 @@ BEGIN
     WHERE class.ctid = done.tid AND done.inflight <> done.stored;
     UPDATE {schema}.headgate_budget AS budget
     SET units = b.units, refilled_at_ms = b.at_ms
-    FROM unnest(b_tid, b_units, b_at, b_charged) AS b (tid, units, at_ms, charged)
-    WHERE budget.ctid = b.tid AND b.charged;
+    FROM unnest(b_tid, b_units, b_at, b_spent) AS b (tid, units, at_ms, spent)
+    WHERE budget.ctid = b.tid AND b.spent > 0;
   END IF;
   FOR qi IN 1..nq LOOP
     IF q_decided[qi] > 0 OR q_freed[qi] > 0 THEN
