@@ -646,8 +646,8 @@ def test_a_sweep_reads_its_jobs_and_the_policies_of_their_queues(
     )
     assert scans == {"headgate_archive_policy": 0, "headgate_job": 0}
     assert rows["headgate_job"] <= 60
-    # One for the lock and one for each copy.
-    assert rows["headgate_archive_policy"] == (21 if is_archived else 0)
+    # One for the lock and one for each copy, of two thousand.
+    assert rows["headgate_archive_policy"] <= (60 if is_archived else 0)
     other.rollback()
 
 
