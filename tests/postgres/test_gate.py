@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headgate_sync.lease import SentAway
-from headgate_sync.policy import GATE_CONSTANTS, LOCK_WAIT_MS
+from headgate_sync.policy import FOLD_MAX, GATE_CONSTANTS, LOCK_WAIT_MS
 from tests.backends import PostgresBackend
 from tests.builders import DAY_MS, START_MS, counts, enqueue, envelope, steer
 from tests.postgres.visits import admit_rows, quiet_visit
@@ -231,8 +231,9 @@ def test_the_rows_read_do_not_grow_with_the_backlog(
         assert len(found.claims) == 10
         counted.append(found.rows)
     assert max(map(Counter.total, counted)) <= 40 * 10 + 512, counted
-    # Thirty times the backlog: a deeper index costs a few more visits, no multiple.
-    assert counted[1].total() <= 1.5 * counted[0].total(), counted
+    # Thirty times the backlog: a deeper index costs a few more visits, no multiple, and
+    # the entries of what was folded before may be passed over.
+    assert counted[1].total() <= 1.5 * counted[0].total() + FOLD_MAX, counted
 
 
 @pytest.mark.parametrize(
@@ -262,8 +263,9 @@ def test_the_rows_read_do_not_grow_with_what_is_blocked(
         assert len(found.claims) == 10
         counted.append(found.rows)
     assert max(map(Counter.total, counted)) <= 40 * 10 + 512, counted
-    # Thirty times the backlog: a deeper index costs a few more visits, no multiple.
-    assert counted[1].total() <= 1.5 * counted[0].total(), counted
+    # Thirty times the backlog: a deeper index costs a few more visits, no multiple, and
+    # the entries of what was folded before may be passed over.
+    assert counted[1].total() <= 1.5 * counted[0].total() + FOLD_MAX, counted
 
 
 # Locks

@@ -21,7 +21,13 @@ from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.backends import SCHEMA
 from tests.builders import DAY_MS, enqueue, envelope, steer
-from tests.postgres.visits import Visit, quiet_visit, read, undone
+from tests.postgres.visits import (
+    Visit,
+    quiet_visit,
+    read,
+    undone,
+    wait_until_alone,
+)
 from tests.scenarios.gate import admit, ceiling, ids, rate_class
 from tests.servers import new_database
 
@@ -136,7 +142,13 @@ class Deep:
         return queue
 
     def visit(self, *queues: str, **asked: Any) -> Visit:
-        """What an admission from these queues reads."""
+        """What an admission from these queues reads.
+
+        Not what earlier calls deleted, which it would have to pass over as well.
+        """
+        with psycopg.connect(self.url, autocommit=True) as admin:
+            wait_until_alone(admin)
+            admin.execute("VACUUM headgate.headgate_inbox, headgate.headgate_lane")
         with self.db.checkout() as session:
             asked = {"capacity": CAPACITY, "queues": sorted(queues), **asked}
             return quiet_visit(session.connection, **asked)

@@ -131,7 +131,7 @@ CALLS = {
     "a rare tag": (listing(tags_any=("few",)), 300, 50),
     "tags together": (listing(tags_all=("few", "all")), 1_500, 50),
     "a rare tag and a state": (listing(tags_all=("few",), queue="q7"), 250, 0),
-    "counts": (lambda i: i.counts().counts, 56_000, 10),
+    "counts": (lambda i: i.counts().counts, 75_000, 10),
     "counts of a queue": (lambda i: i.counts("q7").counts, 250, 10),
     "a page of queues": (lambda i: i.queue_stats(), 40_000, 100),
     "one queue's figures": (lambda i: i.queue_stats(queues=["q7"]), 250, 1),

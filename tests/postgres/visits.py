@@ -28,8 +28,8 @@ FROM pg_class WHERE relnamespace = 'headgate'::regnamespace
 """
 _OTHERS = """
 SELECT FROM pg_stat_activity
-WHERE datname = current_database() AND backend_xmin IS NOT NULL
-  AND pid <> pg_backend_pid()
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+  AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
 """
 
 
