@@ -139,6 +139,7 @@ THEN = {
     "analysed with one job": (["available"], 1),
     "analysed with few jobs": (list(LIVE), 5),
     "analysed when all was done": (["completed"], ROWS_PER_STATE),
+    "analysed when all ran": (["running"], 16),
 }
 
 

@@ -7,6 +7,14 @@
 --
 -- Names of states stand here literally; a test compares them with the table of transitions.
 
+-- When the first lease runs out by what the rows say; null when nothing runs. A function for the sake of its settings: where
+-- statistics were taken while everything ran, a plain statement would walk the whole table for what runs.
+CREATE FUNCTION {schema}.headgate_soonest_lapse() RETURNS bigint
+  LANGUAGE sql STABLE
+  SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+  AS $$ SELECT min(job.lease_expires_at_ms) FROM {schema}.headgate_job AS job WHERE job.state = 'running' $$;
+
 -- Take back leases that ran out, oldest first; each counts as a crash.
 --
 -- Arguments: limit; the limit of crashes, the backoff, the cap of the history; texts for the history and the registry.

@@ -276,6 +276,7 @@ CREATE FUNCTION {schema}.headgate_evict(p_limit integer) RETURNS integer
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+  SET enable_sort = off  -- so that what is looked at comes in the order of its index, and stops at the limit
   AS $$
 DECLARE
   v_now bigint := {schema}.headgate_now_ms();

@@ -31,13 +31,10 @@ added AS (
   RETURNING name
 )
 SELECT held.name,
-  -- Each probe asks for the first row in the order of its index, under a condition that no other index answers: no
-  -- statistics can make the planner look for any row, or sort what another index finds.
+  -- Each probe of jobs asks for the first row in the order of its index, under a condition that no other index answers: no
+  -- statistics can make the planner look for any row, or sort what another index finds. The one of leases is a function.
   CASE held.name
-    WHEN 'reclaimer' THEN coalesce(clock.now_ms >= (
-      SELECT min(job.lease_expires_at_ms)
-      FROM {schema}.headgate_job AS job
-      WHERE job.state = 'running'), false)
+    WHEN 'reclaimer' THEN coalesce(clock.now_ms >= {schema}.headgate_soonest_lapse(), false)
     WHEN 'promoter' THEN coalesce(clock.now_ms >= (
       SELECT job.scheduled_at_ms
       FROM {schema}.headgate_job AS job
