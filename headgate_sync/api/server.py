@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
 
 from headgate_sync.api.answers import HttpError, of_http_error
-from headgate_sync.api.app import ControlApi, create_app
+from headgate_sync.api.app import create_app
 from headgate_sync.api.auth import READ_TOKEN, TOKEN, TokenAuth
 from headgate_sync.api.config import ApiConfig, Authenticate
 from headgate_sync.app import Headgate
@@ -46,8 +46,6 @@ DRAIN_BYTES = 8_388_608
 # How long requests that are being answered have when the server ends.
 DRAIN_ALL_S = 10.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 @frozen(kw_only=True)
@@ -262,7 +260,7 @@ def serve_made(
 
 
 def _serve_app(
-    app: Wsgi | ControlApi,
+    app: Served,
     address: Address,
     *,
     authenticated: bool,
@@ -292,8 +290,7 @@ def _serve_app(
             _wait_for(ending)
             server.shutdown()
             thread.join()
-            if isinstance(app, ControlApi):
-                app.close()  # ends the streams
+            app.close()  # ends the streams
             if not server.drain(DRAIN_ALL_S):
                 logger.warning("some requests took too long and are cut off")
     finally:
@@ -345,7 +342,7 @@ class _OwnHost:
     of the same origin as this server. Without a hook nothing else would stop it.
     """
 
-    def __init__(self, app: Wsgi | ControlApi) -> None:
+    def __init__(self, app: Served) -> None:
         self._app = app
 
     def __call__(

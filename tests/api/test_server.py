@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from queue import SimpleQueue
 
 import pytest
@@ -244,6 +245,16 @@ def test_streams_leave_threads_to_others(served):
         assert connection.recv(12) == b"HTTP/1.1 200"
         assert running.request("GET", "/events")[0].status == 503
         assert running.request("GET", "/jobs")[0].status == 200
+
+
+@pytest.mark.parametrize("served", [serve, serve_console])
+def test_the_end_of_the_server_ends_its_streams(served, monkeypatch, caplog):
+    monkeypatch.setattr(server, "DRAIN_S", 0.1)  # for the client, which stays
+    with ExitStack() as open_at_the_end, Running(MemStore(), served) as running:
+        connection = open_at_the_end.enter_context(running.connect())
+        connection.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    assert "cut off" not in caplog.text
 
 
 def test_a_unix_socket_is_for_its_owner(tmp_path):
