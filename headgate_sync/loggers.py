@@ -1,4 +1,4 @@
-"""Loggers whose handlers cannot fail the code that logs."""
+"""Loggers whose handlers cannot fail the code that logs, and lines nobody can forge."""
 
 from __future__ import annotations
 
@@ -54,3 +54,29 @@ def _print_error() -> None:
         traceback.print_exc(file=sys.stderr)
     except Exception:
         return  # nobody is left to tell
+
+
+def visible(text: str) -> str:
+    r"""The text with everything that could steer a terminal written out, as `\x1b`.
+
+    That are control characters, line ends, marks that change the direction of writing
+    and lone surrogates; letters of every script stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+class OneLine(logging.Formatter):
+    """Writes what the package logs on one line, which no name can forge or steer.
+
+    Ids, queues and workers may have any name. Tracebacks keep their lines, and what
+    others log stays as it is.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line of a record, made visible when it is one of the package's."""
+        line = super().formatMessage(record)
+        return visible(line) if record.name.startswith("headgate_sync") else line

@@ -19,8 +19,8 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import visible
 from headgate_sync.cli.values import DURATION
+from headgate_sync.loggers import visible
 
 _POLL_S = 0.5
 _OPEN = ("pending", "running")

@@ -14,9 +14,9 @@ from textual.widgets import DataTable, Footer, Static
 from headgate_sync.cli import output
 from headgate_sync.cli.control import ControlClient, Json
 from headgate_sync.cli.queues import BACKLOG
-from headgate_sync.cli.text import visible
 from headgate_sync.cli.workers import WORKERS
 from headgate_sync.errors import HeadgateError
+from headgate_sync.loggers import visible
 
 _QUEUES = BACKLOG | {"workers": "live_workers", "states": "states"}
 

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import click
 
 from headgate_sync.cli.remote import HttpFailed
-from headgate_sync.cli.text import visible
 from headgate_sync.errors import (
     BackendError,
     ConfigurationError,
@@ -15,6 +14,7 @@ from headgate_sync.errors import (
     HeadgateError,
     NotFound,
 )
+from headgate_sync.loggers import visible
 
 FAILED, USAGE, NOT_FOUND, REFUSED = 1, 2, 3, 4
 INTERRUPTED = 130

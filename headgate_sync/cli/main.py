@@ -13,7 +13,7 @@ import click
 from headgate_sync import __version__
 from headgate_sync.cli.errors import INTERRUPTED
 from headgate_sync.cli.session import Group, shared_options
-from headgate_sync.cli.text import OneLine
+from headgate_sync.loggers import OneLine
 
 COMMANDS = {
     "api": "api",

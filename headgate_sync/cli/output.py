@@ -11,7 +11,8 @@ import click
 
 from headgate_sync.cli.control import Json
 from headgate_sync.cli.session import Session
-from headgate_sync.cli.text import cell, visible
+from headgate_sync.cli.text import cell
+from headgate_sync.loggers import visible
 
 # A column is a key, or what makes its text of a whole item.
 Columns = dict[str, str | Callable[[Json], Any]]

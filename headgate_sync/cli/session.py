@@ -12,8 +12,8 @@ from attrs import define
 
 from headgate_sync.cli.control import ControlClient
 from headgate_sync.cli.errors import REFUSED, Failed, fail
-from headgate_sync.cli.text import visible
 from headgate_sync.errors import ConfigurationError, HeadgateError
+from headgate_sync.loggers import visible
 from headgate_sync.settings import (
     DATABASE_URL,
     EMBEDDED,

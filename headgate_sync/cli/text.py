@@ -1,40 +1,15 @@
-"""What a terminal may be sent: foreign text made harmless, and values in words."""
+"""Values in words, as a terminal is sent them."""
 
 from __future__ import annotations
 
 import base64
-import logging
 from datetime import UTC, datetime, timedelta
+
+from headgate_sync.loggers import visible
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 NOTHING = "-"
-
-
-def visible(text: str) -> str:
-    r"""The text with everything that could steer a terminal written out, as `\x1b`.
-
-    That are control characters, line ends, marks that change the direction of writing
-    and lone surrogates; letters of every script stay as they are.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
-
-
-class OneLine(logging.Formatter):
-    """Writes what the package logs on one line, which no name can forge or steer.
-
-    Ids, queues and workers may have any name. Tracebacks keep their lines, and what
-    others log stays as it is.
-    """
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line of a record, made visible when it is one of the package's."""
-        line = super().formatMessage(record)
-        return visible(line) if record.name.startswith("headgate_sync") else line
 
 
 def instant(at_ms: int | None) -> str:

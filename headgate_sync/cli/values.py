@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from headgate_sync.cli.text import visible
 from headgate_sync.durations import duration_ms, instant_ms
 from headgate_sync.envelope import MAX_INT64
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.loggers import visible
 from headgate_sync.policy import BudgetConfig
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)

@@ -23,7 +23,6 @@ from tenacity import (
 )
 
 from headgate_sync.app import Headgate
-from headgate_sync.cli.text import OneLine
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import check_int
 from headgate_sync.errors import (
@@ -33,7 +32,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.lease import MAX_CAPACITY, MAX_LEASE_MS
-from headgate_sync.loggers import guarded
+from headgate_sync.loggers import OneLine, guarded
 from headgate_sync.registry import Registry
 from headgate_sync.task import FunctionTask
 from headgate_sync.validation import check_name

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate_sync.cli.text import OneLine, cell, instant, span, visible
+from headgate_sync.cli.text import cell, instant, span
 from headgate_sync.durations import duration_ms
+from headgate_sync.loggers import OneLine, visible
 from tests.builders import envelope
 from tests.cli.conftest import told
 

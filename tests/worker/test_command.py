@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headgate_sync.app import Headgate
-from headgate_sync.cli.text import OneLine
 from headgate_sync.errors import ConfigurationError
+from headgate_sync.loggers import OneLine
 from headgate_sync.registry import Registry
 from headgate_sync.worker import WorkerConfig
 from headgate_sync.worker.__main__ import AppFailed, load_app, longest_stop_s, main
