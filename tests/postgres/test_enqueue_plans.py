@@ -81,7 +81,8 @@ def test_no_table_is_scanned_whatever_the_statistics_say(
     }
     scans.pop("headgate_test_clock", None)
     assert [table for table, (whole, _) in scans.items() if whole] == []
-    assert scans["headgate_job"][1] > 100
+    # The calls did look: 237 times on 15, 78 from 17 on, where a list counts once.
+    assert scans["headgate_job"][1] > 50
     assert scans["headgate_sleeper"][1] > 0
 
 

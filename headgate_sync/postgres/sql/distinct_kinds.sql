@@ -9,7 +9,7 @@ FROM (
   FROM (
     SELECT job.kind, job.queue
     FROM {schema}.headgate_job AS job
-    WHERE job.state IN ({waiting})
+    WHERE job.state IN ({waiting}) AND (job.state <> 'running') IS TRUE
     LIMIT %(max_sample)s::integer
   ) AS sample
   WHERE %(queues)b::text[] IS NULL OR sample.queue = ANY (%(queues)b::text[])

@@ -11,7 +11,7 @@ FROM (
     CROSS JOIN LATERAL (
       SELECT listed.kind, listed.partition_key, listed.enqueued_at_ms
       FROM {schema}.headgate_job AS listed
-      WHERE listed.state = wanted.state AND listed.state <> 'running'
+      WHERE listed.state = wanted.state AND (listed.state <> 'running') IS TRUE
         AND (%(queue)s::text IS NULL OR listed.queue = %(queue)s::text)
       OFFSET 0
     ) AS job

@@ -10,14 +10,14 @@
 WITH RECURSIVE known AS (
   (SELECT job.queue
   FROM {schema}.headgate_job AS job
-  WHERE %(path)s::text = 'state' AND job.state = %(state)s::text AND job.state <> 'running'
+  WHERE %(path)s::text = 'state' AND job.state = %(state)s::text AND (job.state <> 'running') IS TRUE
   ORDER BY job.queue
   LIMIT 1)
   UNION ALL
   SELECT (
     SELECT job.queue
     FROM {schema}.headgate_job AS job
-    WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue > known.queue
+    WHERE job.state = %(state)s::text AND (job.state <> 'running') IS TRUE AND job.queue > known.queue
     ORDER BY job.queue
     LIMIT 1)
   FROM known
@@ -31,7 +31,7 @@ heads AS MATERIALIZED (  -- a page of n rows comes from the n queues whose newes
     FROM (
       SELECT job.seq
       FROM {schema}.headgate_job AS job
-      WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = known.queue
+      WHERE job.state = %(state)s::text AND (job.state <> 'running') IS TRUE AND job.queue = known.queue
         AND job.seq < %(before)s::bigint
       ORDER BY job.seq DESC
       OFFSET 0
@@ -129,7 +129,7 @@ FROM (
     FROM (
       SELECT job.seq, job.id
       FROM {schema}.headgate_job AS job
-      WHERE job.state = wanted.state AND job.state <> 'running' AND job.queue = %(queue)s::text
+      WHERE job.state = wanted.state AND (job.state <> 'running') IS TRUE AND job.queue = %(queue)s::text
         AND job.seq < %(before)s::bigint AND {matches}
       ORDER BY job.seq DESC
       OFFSET 0
@@ -146,7 +146,7 @@ FROM (
     FROM (
       SELECT job.seq, job.id
       FROM {schema}.headgate_job AS job
-      WHERE job.state = %(state)s::text AND job.state <> 'running' AND job.queue = heads.queue
+      WHERE job.state = %(state)s::text AND (job.state <> 'running') IS TRUE AND job.queue = heads.queue
         AND job.seq < %(before)s::bigint AND {matches}
       ORDER BY job.seq DESC
       OFFSET 0

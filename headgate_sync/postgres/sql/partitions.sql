@@ -14,7 +14,7 @@ waiting AS (
     FROM (
       SELECT job.partition_key, job.seq
       FROM {schema}.headgate_job AS job
-      WHERE job.state = 'available' AND job.state <> 'running' AND job.queue = %(queue)s::text
+      WHERE job.state = 'available' AND (job.state <> 'running') IS TRUE AND job.queue = %(queue)s::text
       ORDER BY job.seq
       OFFSET 0
     ) AS walk

@@ -30,7 +30,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
       SELECT pg_catalog.pg_column_size(job.*) AS bytes
       FROM {schema}.headgate_job AS job
-      WHERE job.state = wanted.state AND job.state <> 'running' AND job.queue = picked.queue
+      WHERE job.state = wanted.state AND (job.state <> 'running') IS TRUE AND job.queue = picked.queue
       LIMIT %(max_jobs)s::integer
     ) AS taken
     UNION ALL
