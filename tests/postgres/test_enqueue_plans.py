@@ -216,7 +216,7 @@ def test_the_quick_road_of_batches_stores_what_the_long_one_stores(
                 admin.execute(
                     f"WITH gone AS (DELETE FROM headgate.headgate_{table} RETURNING *)"
                     f" SELECT to_jsonb(gone) - %s::text[] FROM gone ORDER BY {order}",
-                    [["seq", "ev", "entry"]],
+                    [["seq", "ev", "entry", "xid"]],
                 ).fetchall()
                 for table, order in {
                     "job": "id",

@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from headgate_sync.policy import FOLD_MAX
 from tests.backends import PostgresBackend
+from tests.builders import envelope
 from tests.postgres.visits import admit_rows, undone, visit
-from tests.scenarios.gate import ack_all, admit, ceiling, fill, rate_class
+from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
 
 POLICY_TABLES = (
     *("queue", "partition", "lane", "lane_group", "rate_class", "budget", "ceiling"),
@@ -99,3 +101,65 @@ def test_what_an_open_snapshot_costs_ends_with_it(store, other, admin):
     assert len(under.claims) == 10
     assert under.blocks <= first + 5 * done
     assert after <= 2.5 * first
+
+
+def test_an_open_snapshot_does_not_make_admissions_pass_what_was_served(store, other):
+    """Servings, exits and counters leave old versions behind, of which few are met."""
+    for turn in range(40):
+        for key in range(50):
+            store.enqueue([envelope(f"{turn}-{key}", partition_key=f"p{key}")])
+    while store.maintenance.gate_fold(10_000):
+        pass
+    ack_all(store, admit(store, 10, quantum=0))
+    with psycopg.connect(other.info.dsn, autocommit=True) as looker:
+        first = visit(looker, capacity=10, quantum=0).blocks
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT count(*) FROM headgate.headgate_job").fetchone()
+        for _ in range(150):
+            ack_all(store, admit(store, 10, quantum=0))
+        under = visit(looker, capacity=10, quantum=0)
+    assert len(under.claims) == 10
+    assert under.blocks <= first + 350
+    # 1,510 servings, of which the bound of the lanes has passed all but the latest.
+    assert under.rows["headgate_lane_pick"] < 400
+    # Each look begins with the newest version.
+    assert under.rows["headgate_partition_pkey"] < 200
+
+
+def test_what_a_long_transaction_announces_is_heard_when_it_commits(store, other):
+    """Though others have been heard since, and their inbox is not read again."""
+    tx = store.transactional.join(other)
+    store.transactional.enqueue_tx(tx, [envelope("late-1", partition_key="late")])
+    heard = []
+    for turn in range(3):
+        fill(store, f"soon{turn}", 5, partition_key="soon")
+        batch = admit(store, 5)
+        heard += ids(batch)
+        ack_all(store, batch)
+    assert len(heard) == 15
+    other.commit()
+    assert ids(admit(store, 5)) == ["late-1"]
+
+
+def test_a_restored_database_counts_its_transactions_anew(store, other):
+    """A bound that lies in the future of this server is none."""
+    fill(store, "A", 5)
+    ack_all(store, admit(store, 1))
+    other.execute("UPDATE headgate.headgate_queue SET inbox_from = '9000000000'")
+    other.commit()
+    fill(store, "B", 1)
+    assert sorted(ids(admit(store, 9))) == ["A-2", "A-3", "A-4", "A-5", "B-1"]
+    [(bound,)] = other.execute("SELECT inbox_from::text FROM headgate.headgate_queue")
+    assert int(bound) < 9_000_000_000
+
+
+def test_what_one_call_cannot_take_in_is_left_to_the_next(store):
+    """A look that ends at its limit has not heard all of the transactions so far."""
+    partitions = FOLD_MAX + 50
+    jobs = [envelope(f"j{n:03}", partition_key=f"p{n:03}") for n in range(partitions)]
+    fill(store, "first", 1)
+    heard = ids(admit(store, 1))
+    store.enqueue(jobs)
+    while found := ids(admit(store, 16)):
+        heard += found
+    assert sorted(heard) == ["first-1", *[job.id for job in jobs]]

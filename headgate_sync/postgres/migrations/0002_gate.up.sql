@@ -23,6 +23,8 @@ CREATE TABLE {schema}.headgate_queue (
   dispatch_count bigint NOT NULL DEFAULT 0,
   round bigint NOT NULL DEFAULT 0,
   inflight bigint NOT NULL DEFAULT 0,
+  -- Of the inbox, nothing is left of transactions before this one; see headgate_admit.
+  inbox_from xid8 NOT NULL DEFAULT '0',
   -- One constraint and not several, here and below: each is prepared anew for each statement.
   CHECK (weight >= 1 AND dispatch_count >= 0)
 ) WITH (fillfactor = 10);
@@ -36,7 +38,8 @@ CREATE TABLE {schema}.headgate_partition (
   quantum_override integer,
   idle_since_ms bigint,
   idle_round bigint,
-  PRIMARY KEY (queue, partition_key),
+  -- Looks begin with the newest of the entries of a key, which a list of them would hide.
+  PRIMARY KEY (queue, partition_key) WITH (deduplicate_items = off),
   CHECK (deficit >= 0 AND inflight >= 0 AND quantum_override >= 1)
 ) WITH (
   fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
@@ -47,6 +50,10 @@ CREATE TABLE {schema}.headgate_partition (
 -- A lane is the set of available jobs of one queue, partition, rate class and sticky worker.
 -- active: it may have a ready job; false means that it has none that is not announced in the inbox.
 -- parked: a ceiling of its partition is full. last_round: the partition's, or an earlier value of it.
+--
+-- That there is one row of each is the work of the queue's lock, under which alone lanes are added. The key ends with the
+-- round: an update puts a new entry into each index, and a key without it would have to pass the entries of all earlier
+-- versions of its row each time, which are many while an old snapshot keeps them.
 CREATE TABLE {schema}.headgate_lane (
   queue text COLLATE "C" NOT NULL,
   partition_key text COLLATE "C" NOT NULL,
@@ -56,7 +63,7 @@ CREATE TABLE {schema}.headgate_lane (
   active boolean NOT NULL,
   parked boolean NOT NULL DEFAULT false,
   last_round bigint NOT NULL,
-  PRIMARY KEY (queue, partition_key, rate_class, sticky_worker)
+  PRIMARY KEY (queue, partition_key, rate_class, sticky_worker, last_round)
 ) WITH (
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0);
@@ -131,6 +138,7 @@ CREATE INDEX headgate_quarantine_newest ON {schema}.headgate_quarantine (quarant
 -- lock the class).
 CREATE TABLE {schema}.headgate_inbox (
   queue text COLLATE "C" NOT NULL,
+  xid xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
   ev bigint GENERATED ALWAYS AS IDENTITY,
   -- One constant (the escapes are braces): a CHECK is parsed anew for each statement, and a list of five is five nodes.
   kind text COLLATE "C" NOT NULL CHECK (kind = ANY (E'\x7br,g,f,o,c\x7d'::text[])),
@@ -139,7 +147,7 @@ CREATE TABLE {schema}.headgate_inbox (
   sticky_worker text COLLATE "C" NOT NULL DEFAULT '',
   lane_key bigint NOT NULL DEFAULT 0,
   n integer NOT NULL DEFAULT 1,
-  PRIMARY KEY (queue, ev)
+  PRIMARY KEY (queue, xid, ev)
 ) WITH (
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0);
@@ -364,7 +372,7 @@ END $$;
 --            for it will write the queue's row anyway); per class the same (the caller must lock the classes first).
 -- The settings are those of the caller.
 CREATE FUNCTION {schema}.headgate_fold(
-  p_queues text[], p_limit integer, p_keep_exits boolean,
+  p_queues text[], p_since xid8[], p_limit integer, p_keep_exits boolean,
   OUT taken integer, OUT freed bigint[], OUT classes text[], OUT class_freed bigint[])
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -387,12 +395,12 @@ BEGIN
   -- Most rows only count exits, so that these are done with at once; the others are kept as rows of text.
   WITH oldest AS MATERIALIZED (
     SELECT entry.tid
-    FROM unnest(p_queues) AS wanted (queue)
+    FROM unnest(p_queues, p_since) AS wanted (queue, since)
     CROSS JOIN LATERAL (
       SELECT inbox.ctid AS tid
       FROM {schema}.headgate_inbox AS inbox
-      WHERE inbox.queue = wanted.queue
-      ORDER BY inbox.ev
+      WHERE inbox.queue = wanted.queue AND inbox.xid >= wanted.since
+      ORDER BY inbox.xid, inbox.ev
       LIMIT p_limit
     ) AS entry
   ),
@@ -409,7 +417,10 @@ BEGIN
       SELECT (
           SELECT found.ctid
           FROM {schema}.headgate_partition AS found
-          WHERE found.queue = gone.queue AND found.partition_key = gone.partition_key
+          WHERE found.queue = gone.queue
+            AND found.partition_key >= gone.partition_key AND found.partition_key <= gone.partition_key
+          ORDER BY found.partition_key DESC  -- its newest version first; see headgate_admit
+          LIMIT 1
         ) AS tid,
         sum(gone.n) AS n
       FROM gone
@@ -484,12 +495,15 @@ BEGIN
         FROM {schema}.headgate_lane AS found
         WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
           AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker
+        ORDER BY found.last_round DESC  -- its newest version first; see headgate_admit
         LIMIT 1
       ) AS lane ON true
       LEFT JOIN LATERAL (
         SELECT found.last_round
         FROM {schema}.headgate_partition AS found
-        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
+        WHERE found.queue = entry.queue
+          AND found.partition_key >= entry.partition_key AND found.partition_key <= entry.partition_key
+        ORDER BY found.partition_key DESC
         LIMIT 1
       ) AS part ON true
       LEFT JOIN LATERAL (
@@ -504,24 +518,19 @@ BEGIN
     IF v_missing THEN
       INSERT INTO {schema}.headgate_partition (queue, partition_key)
       SELECT DISTINCT entry.queue, entry.partition_key
-      FROM unnest(r_queue, r_partition) AS entry (queue, partition_key)
+      FROM unnest(r_queue, r_partition, r_round) AS entry (queue, partition_key, last_round)
+      WHERE entry.last_round IS NULL
       ON CONFLICT DO NOTHING;
-      INSERT INTO {schema}.headgate_lane AS lane
-        (queue, partition_key, rate_class, sticky_worker, lane_key, active, last_round)
-      SELECT entry.queue, entry.partition_key, entry.rate_class, entry.sticky_worker, entry.lane_key, true, part.last_round
-      FROM unnest(r_queue, r_partition, r_class, r_sticky, r_key)
-        AS entry (queue, partition_key, rate_class, sticky_worker, lane_key)
-      CROSS JOIN LATERAL (
-        SELECT found.last_round
-        FROM {schema}.headgate_partition AS found
-        WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
-        LIMIT 1
-      ) AS part
-      ON CONFLICT (queue, partition_key, rate_class, sticky_worker)
-      DO UPDATE SET active = true, last_round = excluded.last_round;
-    ELSIF r_queue IS NOT NULL THEN
+      INSERT INTO {schema}.headgate_lane (queue, partition_key, rate_class, sticky_worker, lane_key, active, last_round)
+      SELECT entry.queue, entry.partition_key, entry.rate_class, entry.sticky_worker, entry.lane_key, true,
+        coalesce(entry.last_round, 0)
+      FROM unnest(r_queue, r_partition, r_class, r_sticky, r_key, r_tid, r_round)
+        AS entry (queue, partition_key, rate_class, sticky_worker, lane_key, tid, last_round)
+      WHERE entry.tid IS NULL;
+    END IF;
+    IF r_queue IS NOT NULL THEN
       UPDATE {schema}.headgate_lane AS lane
-      SET active = true, last_round = woken.last_round
+      SET active = true, last_round = coalesce(woken.last_round, 0)
       FROM unnest(r_tid, r_round) AS woken (tid, last_round)
       WHERE lane.ctid = woken.tid;
     END IF;
@@ -546,6 +555,7 @@ BEGIN
         FROM {schema}.headgate_lane AS found
         WHERE found.queue = entry.queue AND found.partition_key = entry.partition_key
           AND found.rate_class = entry.rate_class AND found.sticky_worker = entry.sticky_worker AND found.active
+        ORDER BY found.last_round DESC
         LIMIT 1
       ) AS emptied
       LEFT JOIN LATERAL (

@@ -29,6 +29,7 @@ CROSS JOIN LATERAL (
       FROM {schema}.headgate_lane AS found
       WHERE found.queue = lane_group.queue AND found.rate_class = lane_group.rate_class
         AND found.sticky_worker = lane_group.sticky_worker AND found.active AND NOT found.parked
+        AND found.last_round >= lane_group.head_round
       ORDER BY found.last_round, found.partition_key
       LIMIT p_look
     ) AS lane
@@ -65,7 +66,7 @@ $$;
 -- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
 --            jobs left them (null for none); whether a group is closed; in how many of all queues the worker is known as
 --            asleep; whether any fingerprint is in quarantine, any job tagged, any queue under a ceiling of its own; what
---            was folded; the time.
+--            was folded, and before which transaction that is all; the time.
 -- Rows:      headgate_admission.
 -- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
@@ -79,7 +80,7 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
   q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
   v_has_closed boolean, v_asleep integer, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
-  v_taken integer, v_freed_class text[], v_freed_n bigint[], v_now bigint)
+  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint)
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -127,6 +128,7 @@ DECLARE
   g_class text[];
   g_sticky text[];
   g_tid tid[];
+  g_head bigint[];
   g_chunk integer[];
   v_paused text[];
   v_crowded text[];
@@ -340,13 +342,13 @@ BEGIN
       n_tid := NULL;
       n_row := NULL;
       SELECT array_agg(g.place), array_agg(g.rate_class), array_agg(g.sticky_worker), array_agg(g.tid),
-        bool_or(g.rate_class <> '')
-      INTO g_queue, g_class, g_sticky, g_tid, v_any
+        array_agg(g.head_round), bool_or(g.rate_class <> '')
+      INTO g_queue, g_class, g_sticky, g_tid, g_head, v_any
       FROM (
-        SELECT wanted.place::integer, picked.tid, picked.rate_class, picked.sticky_worker
+        SELECT wanted.place::integer, picked.tid, picked.rate_class, picked.sticky_worker, picked.head_round
         FROM unnest(q_name, q_need) WITH ORDINALITY AS wanted (queue, need, place)
         CROSS JOIN LATERAL (
-          SELECT either.tid, either.rate_class, either.sticky_worker
+          SELECT either.tid, either.rate_class, either.sticky_worker, either.head_round
           FROM (
             (SELECT free.ctid AS tid, free.rate_class, free.sticky_worker, free.head_round, free.head_partition
              FROM {schema}.headgate_lane_group AS free
@@ -433,12 +435,13 @@ BEGIN
         SET head_round = truth.last_round, head_partition = truth.partition_key
         FROM (
           SELECT g.tid, head.last_round, head.partition_key
-          FROM unnest(g_tid, g_queue, g_class, g_sticky) AS g (tid, place, rate_class, sticky_worker)
+          FROM unnest(g_tid, g_queue, g_class, g_sticky, g_head) AS g (tid, place, rate_class, sticky_worker, head_round)
           LEFT JOIN LATERAL (
             SELECT lane.last_round, lane.partition_key
             FROM {schema}.headgate_lane AS lane
             WHERE lane.queue = q_name[g.place] AND lane.rate_class = g.rate_class
               AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
+              AND lane.last_round >= g.head_round
             ORDER BY lane.last_round, lane.partition_key
             LIMIT 1
           ) AS head ON true
@@ -478,14 +481,14 @@ BEGIN
               CROSS JOIN LATERAL (
                 SELECT found.tid, found.lane_key, found.partition_key, g.rate_class, g.sticky_worker, found.last_round,
                   g.gi::integer
-                FROM unnest(g_queue, g_class, g_sticky, g_chunk) WITH ORDINALITY
-                  AS g (place, rate_class, sticky_worker, chunk, gi)
+                FROM unnest(g_queue, g_class, g_sticky, g_head, g_chunk) WITH ORDINALITY
+                  AS g (place, rate_class, sticky_worker, head_round, chunk, gi)
                 CROSS JOIN LATERAL (
                   SELECT lane.ctid AS tid, lane.lane_key, lane.partition_key, lane.last_round
                   FROM {schema}.headgate_lane AS lane
                   WHERE lane.queue = wanted.queue AND lane.rate_class = g.rate_class
                     AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
-                    AND lane.ctid <> ALL (l_tid)
+                    AND lane.last_round >= g.head_round AND lane.ctid <> ALL (l_tid)
                   ORDER BY lane.last_round, lane.partition_key
                   LIMIT g.chunk
                 ) AS found
@@ -497,7 +500,9 @@ BEGIN
             CROSS JOIN LATERAL (
               SELECT found.ctid AS tid, found.deficit, found.inflight, found.last_round, found.quantum_override
               FROM {schema}.headgate_partition AS found
-              WHERE found.queue = q_name[merged.place] AND found.partition_key = merged.partition_key
+              WHERE found.queue = q_name[merged.place]
+                AND found.partition_key >= merged.partition_key AND found.partition_key <= merged.partition_key
+              ORDER BY found.partition_key DESC
               LIMIT 1
             ) AS part
           ) AS lane
@@ -549,15 +554,28 @@ BEGIN
         SET head_round = NULL, head_partition = NULL
         WHERE lane_group.ctid = ANY (ARRAY (
           SELECT g.tid
-          FROM unnest(g_tid, g_queue, g_class, g_sticky) AS g (tid, place, rate_class, sticky_worker)
+          FROM unnest(g_tid, g_queue, g_class, g_sticky, g_head) AS g (tid, place, rate_class, sticky_worker, head_round)
           LEFT JOIN LATERAL (
             SELECT true AS found
             FROM {schema}.headgate_lane AS lane
             WHERE lane.queue = q_name[g.place] AND lane.rate_class = g.rate_class
               AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
+              AND lane.last_round >= g.head_round
             LIMIT 1
           ) AS lane ON true
           WHERE lane.found IS NULL));
+      END IF;
+
+      IF nl = 0 AND v_hit > 0 AND EXISTS (SELECT FROM unnest(q_round) AS known (round) WHERE mod(known.round, 16) = 0) THEN
+        -- Now and then the bounds follow the lanes; see headgate_admit.
+        UPDATE {schema}.headgate_lane_group AS lane_group
+        SET head_round = first.last_round, head_partition = first.partition_key
+        FROM (
+          SELECT DISTINCT ON (hit.gi) g_tid[hit.gi] AS tid, hit.last_round, hit.partition_key
+          FROM unnest(n_group, n_round, n_partition) WITH ORDINALITY AS hit (gi, last_round, partition_key, nth)
+          ORDER BY hit.gi, hit.nth
+        ) AS first
+        WHERE lane_group.ctid = first.tid AND lane_group.head_round < first.last_round;
       END IF;
 
       -- Rate classes, in order and all at once the first time; only where nobody holds them when some are held already.
@@ -1391,7 +1409,7 @@ BEGIN
       UPDATE {schema}.headgate_queue AS queue
       SET inflight = greatest(0, queue.inflight - coalesce(q_freed[qi], 0)) + q_decided[qi] - coalesce(q_sent[qi], 0),
         dispatch_count = CASE WHEN q_decided[qi] > 0 THEN q_dispatch[qi] ELSE queue.dispatch_count END,
-        round = queue.round + (q_decided[qi] > 0)::integer
+        round = queue.round + (q_decided[qi] > 0)::integer, inbox_from = coalesce(v_horizon, queue.inbox_from)
       WHERE queue.queue = q_name[qi];
       IF NOT FOUND AND q_decided[qi] > 0 THEN
         INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)
@@ -1493,6 +1511,8 @@ DECLARE
   v_closed_until bigint;
   v_asleep integer := 0;
   v_has_ceilings boolean := false;
+  q_since xid8[];
+  v_horizon xid8;
   v_taken integer;
   v_freed_class text[];
   v_freed_n bigint[];
@@ -1544,7 +1564,9 @@ BEGIN
 
   FOREACH v_queue IN ARRAY p_queues LOOP
     SELECT queue.paused, queue.weight, queue.dispatch_count, queue.round, queue.inflight,
-      (SELECT true FROM {schema}.headgate_inbox AS inbox WHERE inbox.queue = v_queue LIMIT 1) AS has_news,
+      always.horizon, coalesce(queue.since, '0') AS since,
+      (SELECT true FROM {schema}.headgate_inbox AS inbox
+       WHERE inbox.queue = v_queue AND inbox.xid >= coalesce(queue.since, '0') LIMIT 1) AS has_news,
       (SELECT coalesce(lane_group.open_at_ms, 9223372036854775807) FROM {schema}.headgate_lane_group AS lane_group
        WHERE lane_group.queue = v_queue AND NOT lane_group.open ORDER BY lane_group.open_at_ms LIMIT 1) AS closed_until,
       -- 0 for a ceiling that the short road does not know.
@@ -1556,8 +1578,17 @@ BEGIN
       (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) AS has_quarantine,
       (SELECT true FROM {schema}.headgate_job_tag LIMIT 1) AS has_tags
     INTO first
-    FROM (SELECT 1) AS always
-    LEFT JOIN {schema}.headgate_queue AS queue ON queue.queue = v_queue;
+    FROM (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS horizon OFFSET 0) AS always
+    LEFT JOIN LATERAL (
+      SELECT known.paused, known.weight, known.dispatch_count, known.round, known.inflight,
+        -- A database that was restored elsewhere counts its transactions anew.
+        CASE WHEN known.inbox_from <= always.horizon THEN known.inbox_from END AS since
+      FROM {schema}.headgate_queue AS known
+      WHERE known.queue = v_queue
+    ) AS queue ON true;
+    -- Every transaction before the horizon has ended and is seen from here on. Once all that is seen was folded, nothing
+    -- of them is left, and later calls need not pass the entries that they left behind. The duties fold without a bound.
+    v_horizon := coalesce(v_horizon, first.horizon);
     IF first.sleeps THEN
       v_asleep := v_asleep + 1;
     END IF;
@@ -1568,6 +1599,7 @@ BEGIN
       q_dispatch[nq] := coalesce(first.dispatch_count, 0);
       q_round[nq] := coalesce(first.round, 0);
       q_inflight[nq] := coalesce(first.inflight, 0);
+      q_since[nq] := first.since;
       v_news := v_news OR first.has_news;
       v_closed_until := least(v_closed_until, first.closed_until);
       v_has_ceilings := v_has_ceilings OR first.ceiling IS NOT NULL;
@@ -1576,7 +1608,10 @@ BEGIN
   IF v_news THEN
     SELECT fold.taken, fold.freed, fold.classes, fold.class_freed
     INTO v_taken, q_freed, v_freed_class, v_freed_n
-    FROM {schema}.headgate_fold(q_name, p_fold_max, nq > 1 OR v_has_ceilings) AS fold;
+    FROM {schema}.headgate_fold(q_name, q_since, p_fold_max, nq > 1 OR v_has_ceilings) AS fold;
+    IF v_taken >= p_fold_max THEN
+      v_horizon := NULL;
+    END IF;
   END IF;
   v_now := {schema}.headgate_now_ms();
   IF v_closed_until <= v_now THEN
@@ -1617,19 +1652,32 @@ BEGIN
         SELECT picked.ctid AS tid, picked.lane_key, picked.partition_key, picked.last_round
         FROM {schema}.headgate_lane AS picked
         WHERE picked.queue = v_queue AND picked.rate_class = '' AND picked.sticky_worker = ''
-          AND picked.active AND NOT picked.parked
+          AND picked.active AND NOT picked.parked AND picked.last_round >= (
+            SELECT mine.head_round FROM {schema}.headgate_lane_group AS mine
+            WHERE mine.rate_class = '' AND mine.queue = v_queue AND mine.sticky_worker = '')
         ORDER BY picked.last_round, picked.partition_key
         LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
       ) AS lane
       CROSS JOIN LATERAL (
         SELECT known.ctid AS tid, known.deficit, known.inflight, known.last_round, known.quantum_override
         FROM {schema}.headgate_partition AS known
-        WHERE known.queue = v_queue AND known.partition_key = lane.partition_key
+        -- One row, by a walk that begins with its newest version: the others stay as long as anybody may see them.
+        WHERE known.queue = v_queue
+          AND known.partition_key >= lane.partition_key AND known.partition_key <= lane.partition_key
+        ORDER BY known.partition_key DESC
         LIMIT 1
       ) AS part
       ORDER BY lane.last_round, lane.partition_key
     ) AS n;
     np := lanes.lanes;
+    IF mod(q_round[1], 16) = 0 THEN
+      -- Each serving of a lane leaves an entry behind its new place, which an old snapshot can keep for long. So that not
+      -- every look passes all of them, the bound follows now and then.
+      UPDATE {schema}.headgate_lane_group AS mine
+      SET head_round = lanes.rounds[1], head_partition = lanes.partitions[1]
+      WHERE mine.rate_class = '' AND mine.queue = v_queue AND mine.sticky_worker = ''
+        AND mine.head_round < lanes.rounds[1];
+    END IF;
     v_alone := np = 1 AND p_quantum = 0 AND lanes.overrides[1] IS NULL AND first.has_quarantine IS NULL;
     v_plain := (lanes.has_classes OR lanes.has_own OR lanes.is_wrong) IS NOT TRUE;
   END IF;
@@ -1725,7 +1773,7 @@ BEGIN
       p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
       p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
       q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
-      first.has_tags IS TRUE, v_has_ceilings, v_taken, coalesce(v_freed_class, ARRAY[]::text[]),
+      first.has_tags IS TRUE, v_has_ceilings, v_taken, v_horizon, coalesce(v_freed_class, ARRAY[]::text[]),
       coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
     RETURN;
   END IF;
@@ -1846,7 +1894,8 @@ BEGIN
     )
     UPDATE {schema}.headgate_queue AS queue
     SET inflight = greatest(0, queue.inflight - coalesce(q_freed[1], 0)) + v_claims,
-      dispatch_count = queue.dispatch_count + v_claims, round = queue.round + (v_claims > 0)::integer
+      dispatch_count = queue.dispatch_count + v_claims, round = queue.round + (v_claims > 0)::integer,
+      inbox_from = coalesce(v_horizon, queue.inbox_from)
     WHERE queue.queue = v_queue AND (v_claims > 0 OR q_freed[1] > 0);
     IF NOT FOUND AND v_claims > 0 THEN
       INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)

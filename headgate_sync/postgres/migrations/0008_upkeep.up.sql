@@ -49,7 +49,7 @@ BEGIN
     ORDER BY inbox.queue
     LIMIT 1);
   IF queue IS NOT NULL AND pg_try_advisory_xact_lock({schema}.headgate_queue_key(queue)) THEN
-    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], p_limit, true) AS fold;
+    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, true) AS fold;
     PERFORM {schema}.headgate_apply_freed(queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
     taken := folded.taken;
   END IF;
@@ -185,13 +185,24 @@ BEGIN
   ) AS truth
   WHERE queue.queue = p_queue AND queue.inflight <> truth.inflight;
   GET DIAGNOSTICS v_counts = ROW_COUNT;
+  -- Bounds that no lane needs, and any above the first lane, which would hide it.
   UPDATE {schema}.headgate_lane_group AS lane_group
-  SET head_round = NULL, head_partition = NULL
-  WHERE lane_group.queue = p_queue AND lane_group.head_round IS NOT NULL
-    AND NOT EXISTS (
-      SELECT FROM {schema}.headgate_lane AS lane
-      WHERE lane.queue = p_queue AND lane.rate_class = lane_group.rate_class
-        AND lane.sticky_worker = lane_group.sticky_worker AND lane.active AND NOT lane.parked);
+  SET head_round = truth.last_round, head_partition = truth.partition_key
+  FROM (
+    SELECT bound.ctid AS tid, head.last_round, head.partition_key
+    FROM {schema}.headgate_lane_group AS bound
+    LEFT JOIN LATERAL (
+      SELECT lane.last_round, lane.partition_key
+      FROM {schema}.headgate_lane AS lane
+      WHERE lane.queue = p_queue AND lane.rate_class = bound.rate_class AND lane.sticky_worker = bound.sticky_worker
+        AND lane.active AND NOT lane.parked
+      ORDER BY lane.last_round, lane.partition_key
+      LIMIT 1
+    ) AS head ON true
+    WHERE bound.queue = p_queue AND bound.head_round IS NOT NULL
+      AND (head.last_round IS NULL OR (head.last_round, head.partition_key) < (bound.head_round, bound.head_partition))
+  ) AS truth
+  WHERE lane_group.ctid = truth.tid;
   DELETE FROM {schema}.headgate_lane_group AS lane_group
   WHERE lane_group.queue = p_queue AND lane_group.head_round IS NULL
     AND NOT EXISTS (
