@@ -94,6 +94,19 @@ def waits(ctx: JobContext, seconds: float, obeys: bool = True) -> None:
         threading.Event().wait(seconds)
 
 
+@hg.task("holds", queue=QUEUE, retention="1h")
+def holds(ctx: JobContext, seconds: float) -> None:
+    """Work for a time, and note when that began and ended by the database's clock."""
+    row = (ctx.job_id, os.getpid())
+    _insert("INSERT INTO public.held VALUES (%s, %s, clock_timestamp(), NULL)", row)
+    threading.Event().wait(seconds)
+    _insert(
+        "UPDATE public.held SET until = clock_timestamp()"
+        " WHERE job = %s AND pid = %s AND until IS NULL",
+        row,
+    )
+
+
 @hg.task("burns", queue=QUEUE, retention="1h")
 def burns(ctx: JobContext, rounds: int) -> None:
     """Keep the interpreter busy."""

@@ -29,7 +29,9 @@ CREATE TABLE IF NOT EXISTS public.run (job text, fence bigint, pid int);
 CREATE TABLE IF NOT EXISTS public.effect (job text, fence bigint);
 CREATE TABLE IF NOT EXISTS public.reached (point text, pid int);
 CREATE TABLE IF NOT EXISTS public.part (name text, fence bigint);
-TRUNCATE public.run, public.effect, public.reached, public.part;
+CREATE TABLE IF NOT EXISTS public.held (
+  job text, pid int, since timestamptz, until timestamptz);
+TRUNCATE public.run, public.effect, public.reached, public.part, public.held;
 """
 
 

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from headgate_sync.postgres.migrate import migrate_up
-from tests.crash.fleet import PATIENCE_S, Fleet
+from tests.crash.fleet import PATIENCE_S, QUEUE, Fleet
 from tests.postgres.proxy import Proxy, proxy_to
+from tests.scenarios.gate import ceiling
 from tests.servers import OwnServer, own_server
 
 pytestmark = pytest.mark.crash
@@ -132,3 +133,43 @@ def _effects(fleet: Fleet, ids: list[str]) -> list[str]:
         ids,
     )
     return [id for (id,) in rows]
+
+
+def test_a_storm_of_restarts_never_exceeds_a_ceiling(fleet: Fleet) -> None:
+    """Workers come back while their dead selves still count, and duties run at once."""
+    ceiling(fleet.facade.store, 2, "queue", queue=QUEUE, scope="queue")
+    ids = [f"j{number:02}" for number in range(60)]
+    fleet.enqueue("holds", *ids, payload=b'{"seconds":0.3}')
+    places = [fleet.start("--threads", "4") for _ in range(2)]
+    for turn in range(20):
+        place = turn % 2
+        seen = len(fleet.query("SELECT 1 FROM public.held"))
+        fleet.wait_for(
+            lambda seen=seen: len(fleet.query("SELECT 1 FROM public.held")) > seen,
+            "somebody works",
+        )
+        dead = places[place]
+        dead.kill()
+        fleet.query(
+            "UPDATE public.held SET until = clock_timestamp()"
+            " WHERE pid = %s AND until IS NULL",
+            dead.pid,
+        )
+        places[place] = fleet.start("--threads", "4")
+    fleet.wait_for(
+        lambda: (
+            not fleet.query(
+                "SELECT 1 FROM headgate.headgate_job WHERE state NOT IN"
+                " ('completed', 'quarantined')"
+            )
+        ),
+        "all is done",
+        2 * PATIENCE_S,
+    )
+    assert [worker.stop() for worker in places] == [0, 0]
+    [(most,)] = fleet.query(
+        "SELECT max((SELECT count(*) FROM public.held AS other"
+        " WHERE other.since <= held.since AND other.until > held.since))"
+        " FROM public.held"
+    )
+    assert most == 2

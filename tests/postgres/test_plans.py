@@ -27,6 +27,8 @@ from tests.backends import SCHEMA
 from tests.servers import new_database
 
 ROWS_PER_STATE = 3_000
+MILLION = 126_000  # of each of eight states; what runs is never that many
+ROWS_PER_FINGERPRINT = 30
 LIVE = ("pending", "scheduled", "available", "running", "retryable")
 BACKOFF = RetryOptions().backoff
 NO_ACK_COLUMNS = dict.fromkeys(
@@ -42,11 +44,12 @@ INSERT INTO {schema}.headgate_job (id, kind, schema_version, payload, queue,
   lease_id,
   lease_expires_at_ms, claimed_by, claimed_at_ms, finalized_at_ms)
 SELECT state || '-' || n, 'k', 1, 'p', 'q', mod(n, 10)::text, '', '', mod(n, 10), 1,
-  'f' || mod(n, 100), 0, state, 25, 1, 1, 0, 0, 1, 0, '', 0, '{{}}', 1,
+  'f' || mod(n, %(prints)s), 0, state, 25, 1, 1, 0, 0, 1, 0, '', 0, '{{}}', 1,
   CASE WHEN state = 'running' THEN 'lease' END, CASE WHEN state = 'running' THEN 1 END,
   CASE WHEN state = 'running' THEN 'w' END, CASE WHEN state = 'running' THEN 1 END,
   CASE WHEN state <> ALL (%(live)s) THEN 1 END
 FROM generate_series(0, %(rows)s - 1) AS n, unnest(%(states)s::text[]) AS state
+WHERE n < %(running)s OR state <> 'running'
 ORDER BY n, state
 """
 _TOUCHED = """
@@ -141,11 +144,19 @@ THEN = {
     "analysed when all was done": (["completed"], ROWS_PER_STATE),
     "analysed when all ran": (["running"], 16),
 }
+SCENES = [
+    *[pytest.param((name, ROWS_PER_STATE), id=name) for name in THEN],
+    *[
+        pytest.param((name, MILLION), id=f"a million, {name}", marks=pytest.mark.crash)
+        for name in ("never analysed", "analysed")
+    ],
+]
 
 
-@pytest.fixture(scope="module", params=THEN)
+@pytest.fixture(scope="module", params=SCENES)
 def database(request, server_url):
     """A database with many rows, and a pool of one connection with plans of old."""
+    then, rows_now = request.param
     with (
         new_database(server_url) as url,
         ConnectionPool(url, min_size=1, max_size=1, open=True) as pool,
@@ -158,7 +169,7 @@ def database(request, server_url):
                     sql.Identifier(SCHEMA), sql.Identifier(table)
                 )
             )
-        states, rows = THEN[request.param]
+        states, rows = THEN[then]
         if rows:
             insert(admin, states, rows)
             admin.execute("VACUUM ANALYZE")
@@ -167,8 +178,8 @@ def database(request, server_url):
         for name, params, _ in CALLS.values():
             for _ in range(6):
                 touched_by(db, name, params)
-        fill(admin)
-        if request.param == "analysed":
+        fill(admin, rows_now)
+        if then == "analysed":
             admin.execute("ANALYZE")
         yield db
 
@@ -176,14 +187,20 @@ def database(request, server_url):
 def insert(admin, states, rows):
     admin.execute(
         sql.SQL(_FILL).format(schema=sql.Identifier(SCHEMA)),
-        {"live": list(LIVE), "rows": rows, "states": states},
+        {
+            "live": list(LIVE),
+            "rows": rows,
+            "states": states,
+            "running": ROWS_PER_STATE,
+            "prints": max(1, rows // ROWS_PER_FINGERPRINT),
+        },
     )
 
 
-def fill(admin):
+def fill(admin, rows):
     schema = sql.Identifier(SCHEMA)
     states = [state.value for state in State if state is not State.DELETED]
-    insert(admin, states, ROWS_PER_STATE)
+    insert(admin, states, rows)
     admin.execute(
         sql.SQL(
             "INSERT INTO {}.headgate_tally (queue, partition_key, minute_at_ms,"
@@ -258,7 +275,7 @@ def test_the_calls_do_the_work_whose_rows_are_counted(database):
         "promote of 100": [(100,)],
         "evict of 100": [(100,)],
         "sweep of 100": [(100,)],
-        "release": [(ROWS_PER_STATE // 100,)],
+        "release": [(ROWS_PER_FINGERPRINT,)],
         "fold of 100": [(100,)],
     }
     for call, wanted in expected.items():

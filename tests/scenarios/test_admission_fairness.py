@@ -177,21 +177,30 @@ def test_a_partition_can_have_a_quantum_of_its_own(store):
     assert served(admit(store, 10, quantum=1)) == {"A": 1, "B": 1}
 
 
-@pytest.mark.parametrize("classed", [False, True])
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_every_one_of_many_partitions_gets_its_turn(store, jobs, classed):
+@pytest.mark.parametrize(
+    ("partitions", "jobs", "classed"),
+    [
+        *[(600, jobs, classed) for jobs in (1, 3) for classed in (False, True)],
+        *[
+            pytest.param(10_000, jobs, classed, marks=pytest.mark.crash)
+            for jobs, classed in ((1, False), (1, True), (10, False))
+        ],
+    ],
+)
+def test_every_one_of_many_partitions_gets_its_turn(store, partitions, jobs, classed):
     """More partitions than a window, and more lanes than are folded at once."""
-    partitions = 600
     for turn in range(jobs):
-        batch = [
-            envelope(
-                f"{partition}-{turn}",
-                partition_key=f"p{partition}",
-                rate_class=f"c{partition}" if classed else "",
+        for start in range(0, partitions, 1_000):
+            store.enqueue(
+                [
+                    envelope(
+                        f"{partition}-{turn}",
+                        partition_key=f"p{partition}",
+                        rate_class=f"c{partition}" if classed else "",
+                    )
+                    for partition in range(start, min(start + 1_000, partitions))
+                ]
             )
-            for partition in range(partitions)
-        ]
-        store.enqueue(batch)
     seen: list[str] = []
     for _ in range(partitions // 10):
         batch = admit(store, 10)
