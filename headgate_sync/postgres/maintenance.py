@@ -54,7 +54,8 @@ class PgMaintenance:
         """Fold up to `limit` appended rows per queue, of the gate and of the tallies.
 
         Whoever admits folds the gate's rows of its own queues; this is for queues that
-        are paused, or that nobody asks for.
+        are paused, or that nobody asks for, and looks behind the bound from which
+        admissions read.
         """
         check_limit(limit)
         folded, queue = 0, ""

@@ -385,6 +385,12 @@ def test_a_wrong_counter_of_a_class_is_put_right(store, postgres):
         "UPDATE headgate.headgate_lane SET active = false",
         "UPDATE headgate.headgate_lane SET parked = true",
         "DELETE FROM headgate.headgate_lane",
+        "DELETE FROM headgate.headgate_lane_group",
+        (
+            "UPDATE headgate.headgate_lane_group"
+            " SET head_round = NULL, head_partition = NULL"
+        ),
+        "UPDATE headgate.headgate_lane_group SET head_round = 99",
     ],
 )
 def test_work_that_the_gate_lost_sight_of_is_found_again(store, postgres, damage):
@@ -392,9 +398,23 @@ def test_work_that_the_gate_lost_sight_of_is_found_again(store, postgres, damage
     assert ids(admit(store, 1)) == ["A-1"]
     postgres.connection.execute(damage)
     assert ids(admit(store)) == []
-    for _ in range(4):
-        store.maintenance.gate_reconcile(100)
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(4)) == 1
     assert ids(admit(store)) == ["A-2"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_every_queue_is_reconciled_however_many_partitions_it_has(
+    store, postgres, partitions
+):
+    """Also where the last slice is a full one."""
+    for name in range(partitions):
+        fill(store, f"p{name}", 2)
+    admit(store, partitions, quantum=1)
+    postgres.connection.execute("UPDATE headgate.headgate_queue SET inflight = 9")
+    assert sum(store.maintenance.gate_reconcile(2) for _ in range(4)) == 1
+    assert postgres.connection.execute(
+        "SELECT inflight FROM headgate.headgate_queue"
+    ).fetchone() == (partitions,)
 
 
 def test_a_mark_without_its_reason_is_cleared(store, postgres):

@@ -14,7 +14,7 @@ import pytest
 
 from headgate_sync.policy import FOLD_MAX
 from tests.backends import PostgresBackend
-from tests.builders import envelope
+from tests.builders import envelope, steer
 from tests.postgres.visits import admit_rows, undone, visit
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
 
@@ -141,6 +141,13 @@ def test_what_a_long_transaction_announces_is_heard_when_it_commits(store, other
     assert ids(admit(store, 5)) == ["late-1"]
 
 
+def bound_of(connection: psycopg.Connection[Any]) -> int:
+    """Before which transaction nothing is left in the inbox of queue `q`."""
+    found = connection.execute("SELECT inbox_from::text FROM headgate.headgate_queue")
+    [(bound,)] = found.fetchall()
+    return int(bound)
+
+
 def test_a_restored_database_counts_its_transactions_anew(store, other):
     """A bound that lies in the future of this server is none."""
     fill(store, "A", 5)
@@ -149,8 +156,51 @@ def test_a_restored_database_counts_its_transactions_anew(store, other):
     other.commit()
     fill(store, "B", 1)
     assert sorted(ids(admit(store, 9))) == ["A-2", "A-3", "A-4", "A-5", "B-1"]
-    [(bound,)] = other.execute("SELECT inbox_from::text FROM headgate.headgate_queue")
-    assert int(bound) < 9_000_000_000
+    assert bound_of(other) < 9_000_000_000
+
+
+def test_a_bound_of_another_server_does_not_come_true_later(store, other):
+    """Where nobody is admitted meanwhile, the upkeep takes it away."""
+    fill(store, "A", 2)
+    ack_all(store, admit(store, 1))
+    other.execute("UPDATE headgate.headgate_queue SET inbox_from = '9000000000'")
+    other.commit()
+    fill(store, "B", 1)
+    store.maintenance.gate_fold(100)
+    assert bound_of(other) == 0
+
+
+def test_each_queue_of_a_call_is_heard_on_whatever_the_others_had(store):
+    """Also one that was paused while the bounds of the others moved on."""
+    fill(store, "a", 2, queue="a")
+    fill(store, "b", 2, queue="b")
+    steer(store).set_queue_paused("b", True)
+    both = {"queues": ("a", "b")}
+    heard = []
+    for turn in range(3):
+        fill(store, f"b{turn}", 1, queue="b")
+        batch = admit(store, 1, **both)
+        heard += ids(batch)
+        ack_all(store, batch)
+    assert heard == ["a-1", "a-2"]
+    steer(store).set_queue_paused("b", False)
+    assert sorted(ids(admit(store, 9, **both))) == [
+        "b-1",
+        "b-2",
+        "b0-1",
+        "b1-1",
+        "b2-1",
+    ]
+
+
+def test_what_is_prepared_or_kept_by_a_savepoint_is_heard_when_it_commits(store, other):
+    fill(store, "first", 3)
+    ack_all(store, admit(store, 1))
+    with other.transaction(), other.transaction():
+        tx = store.transactional.join(other)
+        store.transactional.enqueue_tx(tx, [envelope("saved", partition_key="late")])
+        ack_all(store, admit(store, 1))
+    assert "saved" in ids(admit(store, 9))
 
 
 def test_what_one_call_cannot_take_in_is_left_to_the_next(store):

@@ -274,44 +274,44 @@ END $$;
 
 -- Bring groups up to date with lanes that became pickable: create them, or lower their heads. A new group is closed
 -- while its class is closed in the queue. The caller holds the locks of the queues.
-CREATE FUNCTION {schema}.headgate_lower_heads(p_queues text[], p_classes text[], p_stickies text[]) RETURNS void
+CREATE FUNCTION {schema}.headgate_lower_heads(
+  p_queues text[], p_classes text[], p_stickies text[], p_rounds bigint[], p_partitions text[])
+  RETURNS bigint
   LANGUAGE sql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
   SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
+WITH lowered AS (
 INSERT INTO {schema}.headgate_lane_group AS lane_group
   (rate_class, queue, sticky_worker, open, open_at_ms, head_round, head_partition)
-SELECT touched.rate_class, touched.queue, touched.sticky_worker, closed.rate_class IS NULL, closed.open_at_ms,
-  head.last_round, head.partition_key
+SELECT first.rate_class, first.queue, first.sticky_worker, closed.rate_class IS NULL, closed.open_at_ms,
+  first.last_round, first.partition_key
 FROM (
-  SELECT DISTINCT entry.queue, entry.rate_class, entry.sticky_worker
-  FROM unnest(p_queues, p_classes, p_stickies) AS entry (queue, rate_class, sticky_worker)
-) AS touched
-CROSS JOIN LATERAL (
-  SELECT lane.last_round, lane.partition_key
-  FROM {schema}.headgate_lane AS lane
-  WHERE lane.queue = touched.queue AND lane.rate_class = touched.rate_class
-    AND lane.sticky_worker = touched.sticky_worker AND lane.active AND NOT lane.parked
-  ORDER BY lane.last_round, lane.partition_key
-  LIMIT 1
-) AS head
+  SELECT DISTINCT ON (entry.queue, entry.rate_class, entry.sticky_worker) entry.*
+  FROM unnest(p_queues, p_classes, p_stickies, p_rounds, p_partitions)
+    AS entry (queue, rate_class, sticky_worker, last_round, partition_key)
+  ORDER BY entry.queue, entry.rate_class, entry.sticky_worker, entry.last_round, entry.partition_key COLLATE "C"
+) AS first
 LEFT JOIN LATERAL (
   SELECT known.head_round, known.head_partition
   FROM {schema}.headgate_lane_group AS known
-  WHERE known.rate_class = touched.rate_class AND known.queue = touched.queue
-    AND known.sticky_worker = touched.sticky_worker
+  WHERE known.rate_class = first.rate_class AND known.queue = first.queue
+    AND known.sticky_worker = first.sticky_worker
   LIMIT 1
 ) AS stored ON true
 LEFT JOIN LATERAL (
   SELECT sibling.rate_class, sibling.open_at_ms
   FROM {schema}.headgate_lane_group AS sibling
-  WHERE sibling.rate_class = touched.rate_class AND sibling.queue = touched.queue AND NOT sibling.open
+  WHERE sibling.rate_class = first.rate_class AND sibling.queue = first.queue AND NOT sibling.open
   LIMIT 1
 ) AS closed ON true
 WHERE stored.head_round IS NULL
-  OR (head.last_round, head.partition_key) < (stored.head_round, stored.head_partition)
+  OR (first.last_round, first.partition_key) < (stored.head_round, stored.head_partition)
 ON CONFLICT (rate_class, queue, sticky_worker)
 DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition
+RETURNING 1
+)
+SELECT count(*) FROM lowered
 $$;
 
 -- Clear the marks of lanes whose partition is below its ceilings again; the caller holds the locks of the queues.
@@ -324,10 +324,15 @@ DECLARE
   u_queue text[];
   u_class text[];
   u_sticky text[];
+  u_round bigint[];
+  u_partition text[];
 BEGIN
   WITH freed AS MATERIALIZED (
     SELECT DISTINCT entry.queue, entry.partition_key
     FROM unnest(p_queues, p_partitions) AS entry (queue, partition_key)
+    WHERE EXISTS (
+      SELECT FROM {schema}.headgate_ceiling AS ceiling
+      WHERE ceiling.queue = entry.queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue')
   ),
   parked AS MATERIALIZED (
     SELECT lane.tid, part.last_round
@@ -335,7 +340,9 @@ BEGIN
     CROSS JOIN LATERAL (
       SELECT found.inflight, found.last_round
       FROM {schema}.headgate_partition AS found
-      WHERE found.queue = freed.queue AND found.partition_key = freed.partition_key
+      WHERE found.queue = freed.queue
+        AND found.partition_key >= freed.partition_key AND found.partition_key <= freed.partition_key
+      ORDER BY found.partition_key DESC
       LIMIT 1
     ) AS part
     CROSS JOIN LATERAL (
@@ -355,18 +362,19 @@ BEGIN
     SET parked = false, last_round = parked.last_round
     FROM parked
     WHERE lane.ctid = parked.tid
-    RETURNING lane.queue, lane.rate_class, lane.sticky_worker
+    RETURNING lane.queue, lane.rate_class, lane.sticky_worker, lane.last_round, lane.partition_key
   )
-  SELECT array_agg(changed.queue), array_agg(changed.rate_class), array_agg(changed.sticky_worker)
-  INTO u_queue, u_class, u_sticky
+  SELECT array_agg(changed.queue), array_agg(changed.rate_class), array_agg(changed.sticky_worker),
+    array_agg(changed.last_round), array_agg(changed.partition_key)
+  INTO u_queue, u_class, u_sticky, u_round, u_partition
   FROM changed;
   IF u_queue IS NOT NULL THEN
-    PERFORM {schema}.headgate_lower_heads(u_queue, u_class, u_sticky);
+    PERFORM {schema}.headgate_lower_heads(u_queue, u_class, u_sticky, u_round, u_partition);
   END IF;
 END $$;
 
 -- Take appended rows into lanes and counters; the caller holds the locks of the queues.
--- Arguments: queues, each read up to p_limit rows, oldest first; whether exits concern more than a counter, because there
+-- Arguments: queues, each read up to p_limit rows, from the transaction given for it, oldest first; whether exits concern more than a counter, because there
 --            are ceilings or several queues.
 -- Rows:      how many rows were taken; per queue how many jobs left running, null for none (the caller owns that counter,
 --            for it will write the queue's row anyway); per class the same (the caller must lock the classes first).
@@ -535,7 +543,9 @@ BEGIN
       WHERE lane.ctid = woken.tid;
     END IF;
     IF v_lowers THEN
-      PERFORM {schema}.headgate_lower_heads(r_queue, r_class, r_sticky);
+      PERFORM {schema}.headgate_lower_heads(
+        r_queue, r_class, r_sticky, ARRAY (SELECT coalesce(woken.round, 0) FROM unnest(r_round) AS woken (round)),
+        r_partition);
     END IF;
   END IF;
   IF v_gone THEN

@@ -1478,7 +1478,7 @@ END $$;
 -- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
 -- and one queue without them takes a short road here: where no class, no full partition and no quarantined row refuses, only
 -- shares bind, and then a sort says what the loop over candidates would decide. Whatever the short road meets that it
--- cannot judge, it leaves to the whole decision before it has written anything but what it folded.
+-- cannot judge, it leaves to the whole decision before it has written anything but what it folded, and the bound.
 CREATE FUNCTION {schema}.headgate_admit(
   p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
   p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
@@ -1670,7 +1670,7 @@ BEGIN
       ORDER BY lane.last_round, lane.partition_key
     ) AS n;
     np := lanes.lanes;
-    IF mod(q_round[1], 16) = 0 THEN
+    IF np > 0 AND mod(q_round[1], 16) = 0 THEN
       -- Each serving of a lane leaves an entry behind its new place, which an old snapshot can keep for long. So that not
       -- every look passes all of them, the bound follows now and then.
       UPDATE {schema}.headgate_lane_group AS mine

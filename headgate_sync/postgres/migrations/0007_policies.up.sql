@@ -211,6 +211,8 @@ DECLARE
   u_queue text[];
   u_class text[];
   u_sticky text[];
+  u_round bigint[];
+  u_partition text[];
 BEGIN
   SELECT min(ceiling.max_concurrent)
   INTO v_cap
@@ -222,13 +224,14 @@ BEGIN
     FROM {schema}.headgate_partition AS part
     WHERE lane.queue = p_queue AND part.queue = lane.queue AND part.partition_key = lane.partition_key
       AND lane.parked <> coalesce(part.inflight >= v_cap, false)
-    RETURNING lane.queue, lane.rate_class, lane.sticky_worker, lane.parked
+    RETURNING lane.queue, lane.rate_class, lane.sticky_worker, lane.last_round, lane.partition_key, lane.parked
   )
-  SELECT array_agg(changed.queue), array_agg(changed.rate_class), array_agg(changed.sticky_worker)
-  INTO u_queue, u_class, u_sticky
+  SELECT array_agg(changed.queue), array_agg(changed.rate_class), array_agg(changed.sticky_worker),
+    array_agg(changed.last_round), array_agg(changed.partition_key)
+  INTO u_queue, u_class, u_sticky, u_round, u_partition
   FROM changed
   WHERE NOT changed.parked;
-  PERFORM {schema}.headgate_lower_heads(u_queue, u_class, u_sticky);
+  PERFORM {schema}.headgate_lower_heads(u_queue, u_class, u_sticky, u_round, u_partition);
 END $$;
 
 -- Create or change a ceiling. What it counts stays for ever: a ceiling that moved would lift a limit unseen.

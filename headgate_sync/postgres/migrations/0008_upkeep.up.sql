@@ -1,6 +1,7 @@
 -- Online-safe: adds functions.
 --
--- Upkeep. Both calls only try for the lock of a queue: whoever holds it folds by itself.
+-- Upkeep. Both calls only try for the lock of a queue: whoever holds it folds by itself. What the upkeep folds has no
+-- lower bound, so that a bound of admissions which is wrong hides nothing for long.
 
 -- Write what a fold freed to the queue and to its classes. The caller holds the lock of the queue. A class that
 -- somebody else holds is left for later, as a row of its own.
@@ -49,6 +50,10 @@ BEGIN
     ORDER BY inbox.queue
     LIMIT 1);
   IF queue IS NOT NULL AND pg_try_advisory_xact_lock({schema}.headgate_queue_key(queue)) THEN
+    -- A bound of another server, from before a restoration, must not come true one day.
+    UPDATE {schema}.headgate_queue AS known
+    SET inbox_from = '0'
+    WHERE known.queue = headgate_gate_fold.queue AND known.inbox_from > pg_snapshot_xmin(pg_current_snapshot());
     SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, true) AS fold;
     PERFORM {schema}.headgate_apply_freed(queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
     taken := folded.taken;
@@ -67,8 +72,11 @@ DECLARE
   v_counts bigint;
   v_lanes bigint;
   v_dropped text[];
+  v_hidden bigint := 0;
   u_class text[];
   u_sticky text[];
+  u_round bigint[];
+  u_partition text[];
 BEGIN
   SELECT min(ceiling.max_concurrent)
   INTO v_cap
@@ -99,7 +107,8 @@ BEGIN
   -- A lane without work is laid to rest. One with work that nobody announced, or one that is barred without a full
   -- ceiling, would wait for ever: only these are corrections.
   WITH truth AS MATERIALIZED (
-    SELECT lane.ctid AS tid, lane.active, lane.parked, part.last_round,
+    SELECT lane.ctid AS tid, lane.active, lane.parked, part.last_round, lane.last_round AS lane_round,
+      lane.rate_class, lane.sticky_worker, lane.partition_key,
       (SELECT true FROM {schema}.headgate_job AS job
        WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
          AND (job.queue = lane.queue AND job.partition_key = lane.partition_key
@@ -122,14 +131,17 @@ BEGIN
     WHERE lane.ctid = truth.tid
       AND (truth.barred OR (truth.active AND NOT truth.ready)
         OR (truth.ready AND NOT truth.active AND truth.unannounced))
-    RETURNING lane.rate_class, lane.sticky_worker, truth.barred OR NOT truth.active AS wrong
+    RETURNING truth.barred OR NOT truth.active AS wrong
   )
-  SELECT count(*) FILTER (WHERE changed.wrong), array_agg(changed.rate_class) FILTER (WHERE changed.wrong),
-    array_agg(changed.sticky_worker) FILTER (WHERE changed.wrong)
-  INTO v_lanes, u_class, u_sticky
-  FROM changed;
+  -- Every lane that can be picked, so that a bound which hides one is put right as well.
+  SELECT (SELECT count(*) FROM changed WHERE changed.wrong), array_agg(truth.rate_class),
+    array_agg(truth.sticky_worker), array_agg(truth.lane_round), array_agg(truth.partition_key)
+  INTO v_lanes, u_class, u_sticky, u_round, u_partition
+  FROM truth
+  WHERE truth.ready AND (truth.active OR truth.unannounced) AND (truth.barred OR NOT truth.parked);
   IF u_class IS NOT NULL THEN
-    PERFORM {schema}.headgate_lower_heads(array_fill(p_queue, ARRAY[cardinality(u_class)]), u_class, u_sticky);
+    v_hidden := {schema}.headgate_lower_heads(
+      array_fill(p_queue, ARRAY[cardinality(u_class)]), u_class, u_sticky, u_round, u_partition);
   END IF;
 
   -- Keys made for every user must not pile up. Idle counts from the first look that found no work in this round.
@@ -165,7 +177,7 @@ BEGIN
   WHERE lane.queue = p_queue AND lane.partition_key = ANY (v_dropped);
   DELETE FROM {schema}.headgate_partition AS part
   WHERE part.queue = p_queue AND part.partition_key = ANY (v_dropped);
-  RETURN v_counts + v_lanes;
+  RETURN v_counts + greatest(v_lanes, v_hidden);
 END $$;
 
 -- The counter of a queue, and its groups that have no lane any more; the caller holds the lock of the queue.
@@ -342,7 +354,6 @@ DECLARE
   place {schema}.headgate_gate_place;
   v_queue text;
   v_last text;
-  v_seen integer;
   v_corrections bigint := 0;
 BEGIN
   SELECT known.* INTO place FROM {schema}.headgate_gate_place AS known FOR UPDATE SKIP LOCKED;
@@ -364,8 +375,8 @@ BEGIN
   EXCEPTION WHEN lock_not_available THEN
     RETURN 0;
   END;
-  SELECT max(slice.partition_key), count(*)
-  INTO v_last, v_seen
+  SELECT max(slice.partition_key)
+  INTO v_last
   FROM (
     SELECT part.partition_key
     FROM {schema}.headgate_partition AS part
@@ -376,7 +387,9 @@ BEGIN
   ) AS slice;
   v_corrections := {schema}.headgate_reconcile_slice(
     v_queue, CASE WHEN v_queue = place.queue THEN place.partition_key END, v_last, p_idle_ms);
-  IF v_seen < p_limit THEN
+  IF NOT EXISTS (
+    SELECT FROM {schema}.headgate_partition AS part WHERE part.queue = v_queue AND part.partition_key > v_last)
+  THEN
     v_corrections := v_corrections + {schema}.headgate_reconcile_queue(v_queue);
   END IF;
   v_corrections := v_corrections + {schema}.headgate_reconcile_lanes(place.lane_key, p_limit);

@@ -167,7 +167,7 @@ BEGIN
       SELECT appended.*
       FROM {schema}.headgate_inbox AS appended
       WHERE appended.queue = job.queue
-      ORDER BY appended.ev
+      ORDER BY appended.xid, appended.ev
       LIMIT p_fold_max
     ) AS oldest
     GROUP BY oldest.kind, oldest.lane_key, oldest.partition_key, oldest.rate_class, oldest.sticky_worker
