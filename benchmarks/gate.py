@@ -65,12 +65,15 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--capacity", type=int, default=16)
     parser.add_argument("--calls", type=int, default=150)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each crowd")
-    parser.add_argument("--claims", type=int, default=8_000, help="before old rows")
+    parser.add_argument("--claims", type=int, default=8_000, help="without a vacuum")
+    parser.add_argument(
+        "--held", type=int, default=8_000, help="claims under an open snapshot"
+    )
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument(
         "--all",
         action="store_true",
-        help="every size and kind: a quarter of an hour, half of it with --runs 1",
+        help="every size and kind: half an hour, most of it with --runs 1",
     )
 
 
@@ -80,8 +83,9 @@ def run(url: str, options: Namespace) -> Report:
         options.rows = [10_000, 100_000, DEEPEST]
         options.partitions = [1, 100, 10_000]
         options.percent = [50, 99]
-    sizes = {"capacity": options.capacity, "calls": options.calls}
-    report = Report("gate", {**sizes, "claims": options.claims})
+        options.claims, options.held = DEEPEST, 50_000
+    names = ("capacity", "calls", "claims", "held")
+    report = Report("gate", {name: getattr(options, name) for name in names})
     before = _one(url, _DEADLOCKS)
     for part in options.parts:
         _PARTS[part](url, options, report)
@@ -403,15 +407,14 @@ def _watch(url: str, limit: int | None) -> Iterator[list[int]]:
 
 def ageing(url: str, options: Namespace, report: Report) -> None:
     """Admits after many claims without a manual vacuum, and under an open snapshot."""
-    calls = max(1, options.claims // options.capacity)
-    for held in (False, True):
-        name = "held" if held else "aged"
+    for name, claims in (("aged", options.claims), ("held", options.held)):
+        calls = max(1, claims // options.capacity)
         with fresh_store(url) as store, psycopg.connect(url) as reader:
-            backlog(url, store, 2 * options.claims + 20_000, partitions=100)
+            backlog(url, store, 2 * claims + 20_000, partitions=100)
             settle_news(store)
             admitter = Admitter(store, options.capacity)
             admitter.calls(20)
-            if held:
+            if name == "held":
                 reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
                 reader.execute("SELECT txid_current_snapshot()")
             times = Admitter(store, options.capacity).calls(calls)
