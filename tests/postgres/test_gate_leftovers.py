@@ -193,7 +193,7 @@ def test_each_queue_of_a_call_is_heard_on_whatever_the_others_had(store):
     ]
 
 
-def test_what_is_prepared_or_kept_by_a_savepoint_is_heard_when_it_commits(store, other):
+def test_what_a_savepoint_keeps_is_heard_once_its_transaction_commits(store, other):
     fill(store, "first", 3)
     ack_all(store, admit(store, 1))
     with other.transaction(), other.transaction():
