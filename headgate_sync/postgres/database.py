@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 
 from headgate_sync.errors import (
@@ -37,6 +38,7 @@ CONFLICT_TRIES = 3
 # Role, database and pool may have set defaults for queries of their own: an isolation
 # that fails under load, time limits that turn a long sweep into an outage, names that
 # hide the server's functions. A transaction that meets them brings its own settings.
+_LAST = (b"FATAL", b"PANIC")  # severities after which a session is over
 _BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _OWN_SETTINGS = (
     b"; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"
@@ -213,13 +215,33 @@ def is_alive(connection: psycopg.Connection[Any]) -> bool:
         return False
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)
+    return not poll.poll(0) or _goes_on(pgconn, poll)
+
+
+def _goes_on(pgconn: PGconn, poll: select.poll) -> bool:
+    """Whether what the server said meanwhile is not its end.
+
+    A server process says why it ends some time before its stream ends.
+    """
+    heard = pgconn.notice_handler
+    last_words: list[PGresult] = []
+
+    def hear(said: PGresult) -> None:
+        if said.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) in _LAST:
+            last_words.append(said)
+        elif heard is not None:
+            heard(said)
+
+    pgconn.notice_handler = hear
     try:
-        # The end of the stream may stand behind a last word of the server.
         while poll.poll(0):
             pgconn.consume_input()
+            pgconn.is_busy()  # takes in what came
     except psycopg.Error:
         return False
-    return bool(pgconn.status == ConnStatus.OK)
+    finally:
+        pgconn.notice_handler = heard
+    return bool(pgconn.status == ConnStatus.OK) and not last_words
 
 
 class Database:

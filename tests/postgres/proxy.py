@@ -23,6 +23,7 @@ class Proxy:
     Attributes:
         conninfo: leads to the server through here.
         silent: swallow everything in both directions, as a dead network does.
+        lingers: hold back from clients that the server has hung up.
         answers: called with what the server sent; returns what is passed on.
         accepted: how many connections came so far.
     """
@@ -36,6 +37,7 @@ class Proxy:
         self._listener.listen(64)
         self.conninfo = make_conninfo(conninfo, host=str(directory))
         self.silent = False
+        self.lingers = False
         self.answers: Callable[[bytes], bytes] = bytes
         self.accepted = 0
         self._sockets: list[socket.socket] = []
@@ -86,6 +88,8 @@ class Proxy:
                 for end in select.select(list(ends), [], [])[0]:
                     data = end.recv(CHUNK_BYTES)
                     if not data:
+                        if end is server and self.lingers:
+                            select.select([client], [], [])
                         return self._end(client, server)
                     if self.silent:
                         continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from contextlib import contextmanager, suppress
 
@@ -18,10 +19,12 @@ from headgate_sync.errors import (
 )
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome, State
+from headgate_sync.postgres.database import is_alive
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.backends import SCHEMA
 from tests.builders import admit, claim_one, counts, enqueue, envelope, state_of
+from tests.postgres.proxy import proxy_to
 from tests.servers import own_server
 
 pytestmark = pytest.mark.slow
@@ -101,6 +104,31 @@ def test_idle_connections_that_died_are_replaced_unseen(server, store, disturb):
         assert store.promote_due(10) == 0
     store.ack(claim.lease_ref, Outcome.SUCCESS)
     assert state_of(store, "a") is State.COMPLETED
+
+
+def test_a_connection_is_dead_with_the_last_word_of_its_server(server):
+    """Its stream may end much later, on a machine that has other things to do."""
+    with proxy_to(server.conninfo) as proxy:
+        proxy.lingers = True
+        with psycopg.connect(proxy.conninfo, autocommit=True) as connection:
+            assert is_alive(connection)
+            server.terminate_backends()
+            assert select.select([connection], [], [], 10)[0]
+            assert not is_alive(connection)
+
+
+def test_what_a_server_says_of_itself_is_no_last_word(server):
+    """A setting that was reloaded is told to every session, and notices go on."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        told = []
+        connection.add_notice_handler(lambda said: told.append(said.message_primary))
+        connection.execute("LISTEN something")
+        with psycopg.connect(server.conninfo, autocommit=True) as other:
+            other.execute("NOTIFY something")
+        assert select.select([connection], [], [], 10)[0]
+        assert is_alive(connection)
+        connection.execute("DO $$ BEGIN RAISE NOTICE 'as before'; END $$")
+        assert told == ["as before"]
 
 
 @pytest.mark.parametrize("disturb", UNDER_USE.values(), ids=UNDER_USE)
