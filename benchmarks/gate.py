@@ -73,7 +73,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="every size and kind: half an hour, most of it with --runs 1",
+        help="every size and kind: a quarter of an hour with --runs 1",
     )
 
 

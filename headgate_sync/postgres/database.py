@@ -34,11 +34,11 @@ Row = tuple[Any, ...]
 
 DEFAULT_SCHEMA = "headgate"
 CONFLICT_TRIES = 3
+_LAST = (b"FATAL", b"PANIC")  # severities after which a session is over
 
 # Role, database and pool may have set defaults for queries of their own: an isolation
 # that fails under load, time limits that turn a long sweep into an outage, names that
 # hide the server's functions. A transaction that meets them brings its own settings.
-_LAST = (b"FATAL", b"PANIC")  # severities after which a session is over
 _BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _OWN_SETTINGS = (
     b"; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"

@@ -22,6 +22,7 @@ POLICY_TABLES = (
     *("queue", "partition", "lane", "lane_group", "rate_class", "budget", "ceiling"),
     *("quarantine", "sleeper"),
 )
+FAR = 9_000_000_000  # a transaction that this server will not reach
 _WRITTEN = """
 SELECT relname, n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables
 WHERE schemaname = 'headgate'
@@ -148,24 +149,27 @@ def bound_of(connection: psycopg.Connection[Any]) -> int:
     return int(bound)
 
 
-def test_a_restored_database_counts_its_transactions_anew(store, other):
-    """A bound that lies in the future of this server is none."""
+def restore_elsewhere(store: Any, connection: psycopg.Connection[Any]) -> None:
+    """Where less has happened so far; one job is announced before and one after."""
     fill(store, "A", 5)
     ack_all(store, admit(store, 1))
-    other.execute("UPDATE headgate.headgate_queue SET inbox_from = '9000000000'")
-    other.commit()
+    connection.execute(
+        "UPDATE headgate.headgate_queue SET inbox_from = %s::text::xid8", [FAR]
+    )
+    connection.commit()
     fill(store, "B", 1)
+
+
+def test_a_restored_database_counts_its_transactions_anew(store, other):
+    """A bound that lies in the future of this server is none."""
+    restore_elsewhere(store, other)
     assert sorted(ids(admit(store, 9))) == ["A-2", "A-3", "A-4", "A-5", "B-1"]
-    assert bound_of(other) < 9_000_000_000
+    assert bound_of(other) < FAR
 
 
 def test_a_bound_of_another_server_does_not_come_true_later(store, other):
     """Where nobody is admitted meanwhile, the upkeep takes it away."""
-    fill(store, "A", 2)
-    ack_all(store, admit(store, 1))
-    other.execute("UPDATE headgate.headgate_queue SET inbox_from = '9000000000'")
-    other.commit()
-    fill(store, "B", 1)
+    restore_elsewhere(store, other)
     store.maintenance.gate_fold(100)
     assert bound_of(other) == 0
 

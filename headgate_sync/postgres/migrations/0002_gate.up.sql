@@ -274,6 +274,8 @@ END $$;
 
 -- Bring groups up to date with lanes that became pickable: create them, or lower their heads. A new group is closed
 -- while its class is closed in the queue. The caller holds the locks of the queues.
+-- Arguments: queue, class, worker, round and partition of each lane.
+-- Rows:      one: how many groups were made or lowered.
 CREATE FUNCTION {schema}.headgate_lower_heads(
   p_queues text[], p_classes text[], p_stickies text[], p_rounds bigint[], p_partitions text[])
   RETURNS bigint
@@ -282,34 +284,34 @@ CREATE FUNCTION {schema}.headgate_lower_heads(
   SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 WITH lowered AS (
-INSERT INTO {schema}.headgate_lane_group AS lane_group
-  (rate_class, queue, sticky_worker, open, open_at_ms, head_round, head_partition)
-SELECT first.rate_class, first.queue, first.sticky_worker, closed.rate_class IS NULL, closed.open_at_ms,
-  first.last_round, first.partition_key
-FROM (
-  SELECT DISTINCT ON (entry.queue, entry.rate_class, entry.sticky_worker) entry.*
-  FROM unnest(p_queues, p_classes, p_stickies, p_rounds, p_partitions)
-    AS entry (queue, rate_class, sticky_worker, last_round, partition_key)
-  ORDER BY entry.queue, entry.rate_class, entry.sticky_worker, entry.last_round, entry.partition_key COLLATE "C"
-) AS first
-LEFT JOIN LATERAL (
-  SELECT known.head_round, known.head_partition
-  FROM {schema}.headgate_lane_group AS known
-  WHERE known.rate_class = first.rate_class AND known.queue = first.queue
-    AND known.sticky_worker = first.sticky_worker
-  LIMIT 1
-) AS stored ON true
-LEFT JOIN LATERAL (
-  SELECT sibling.rate_class, sibling.open_at_ms
-  FROM {schema}.headgate_lane_group AS sibling
-  WHERE sibling.rate_class = first.rate_class AND sibling.queue = first.queue AND NOT sibling.open
-  LIMIT 1
-) AS closed ON true
-WHERE stored.head_round IS NULL
-  OR (first.last_round, first.partition_key) < (stored.head_round, stored.head_partition)
-ON CONFLICT (rate_class, queue, sticky_worker)
-DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition
-RETURNING 1
+  INSERT INTO {schema}.headgate_lane_group AS lane_group
+    (rate_class, queue, sticky_worker, open, open_at_ms, head_round, head_partition)
+  SELECT first.rate_class, first.queue, first.sticky_worker, closed.rate_class IS NULL, closed.open_at_ms,
+    first.last_round, first.partition_key
+  FROM (
+    SELECT DISTINCT ON (entry.queue, entry.rate_class, entry.sticky_worker) entry.*
+    FROM unnest(p_queues, p_classes, p_stickies, p_rounds, p_partitions)
+      AS entry (queue, rate_class, sticky_worker, last_round, partition_key)
+    ORDER BY entry.queue, entry.rate_class, entry.sticky_worker, entry.last_round, entry.partition_key COLLATE "C"
+  ) AS first
+  LEFT JOIN LATERAL (
+    SELECT known.head_round, known.head_partition
+    FROM {schema}.headgate_lane_group AS known
+    WHERE known.rate_class = first.rate_class AND known.queue = first.queue
+      AND known.sticky_worker = first.sticky_worker
+    LIMIT 1
+  ) AS stored ON true
+  LEFT JOIN LATERAL (
+    SELECT sibling.rate_class, sibling.open_at_ms
+    FROM {schema}.headgate_lane_group AS sibling
+    WHERE sibling.rate_class = first.rate_class AND sibling.queue = first.queue AND NOT sibling.open
+    LIMIT 1
+  ) AS closed ON true
+  WHERE stored.head_round IS NULL
+    OR (first.last_round, first.partition_key) < (stored.head_round, stored.head_partition)
+  ON CONFLICT (rate_class, queue, sticky_worker)
+  DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition
+  RETURNING 1
 )
 SELECT count(*) FROM lowered
 $$;
@@ -374,8 +376,8 @@ BEGIN
 END $$;
 
 -- Take appended rows into lanes and counters; the caller holds the locks of the queues.
--- Arguments: queues, each read up to p_limit rows, from the transaction given for it, oldest first; whether exits concern more than a counter, because there
---            are ceilings or several queues.
+-- Arguments: queues; for each the transaction from which it is read, oldest first, and up to how many rows; whether exits
+--            concern more than a counter, because there are ceilings or several queues.
 -- Rows:      how many rows were taken; per queue how many jobs left running, null for none (the caller owns that counter,
 --            for it will write the queue's row anyway); per class the same (the caller must lock the classes first).
 -- The settings are those of the caller.

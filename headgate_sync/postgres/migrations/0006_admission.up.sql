@@ -1,5 +1,11 @@
 -- Online-safe: adds functions.
---
+
+-- In which rounds of a queue the bounds of its groups follow their lanes. Each serving of a lane leaves an entry behind
+-- its new place, which an old snapshot can keep for long, and a walk from the bound passes those of the rounds since.
+CREATE FUNCTION {schema}.headgate_bounds_follow(p_round bigint) RETURNS boolean
+  LANGUAGE sql IMMUTABLE
+  AS $$ SELECT mod(p_round, 16) = 0 $$;
+
 -- How long until a closed class with waiting work opens in one of the queues; null when time alone opens none.
 --
 -- Arguments: queues, and how many running jobs fill a partition of each (null for no limit); how many lanes and groups
@@ -566,8 +572,9 @@ BEGIN
           WHERE lane.found IS NULL));
       END IF;
 
-      IF nl = 0 AND v_hit > 0 AND EXISTS (SELECT FROM unnest(q_round) AS known (round) WHERE mod(known.round, 16) = 0) THEN
-        -- Now and then the bounds follow the lanes; see headgate_admit.
+      IF nl = 0 AND v_hit > 0 AND EXISTS (
+        SELECT FROM unnest(q_round) AS known (round) WHERE {schema}.headgate_bounds_follow(known.round))
+      THEN
         UPDATE {schema}.headgate_lane_group AS lane_group
         SET head_round = first.last_round, head_partition = first.partition_key
         FROM (
@@ -1670,9 +1677,7 @@ BEGIN
       ORDER BY lane.last_round, lane.partition_key
     ) AS n;
     np := lanes.lanes;
-    IF np > 0 AND mod(q_round[1], 16) = 0 THEN
-      -- Each serving of a lane leaves an entry behind its new place, which an old snapshot can keep for long. So that not
-      -- every look passes all of them, the bound follows now and then.
+    IF np > 0 AND {schema}.headgate_bounds_follow(q_round[1]) THEN
       UPDATE {schema}.headgate_lane_group AS mine
       SET head_round = lanes.rounds[1], head_partition = lanes.partitions[1]
       WHERE mine.rate_class = '' AND mine.queue = v_queue AND mine.sticky_worker = ''
