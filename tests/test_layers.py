@@ -117,13 +117,14 @@ OUTSIDE = {
         "sqlalchemy",
         "jinja2",
         "markupsafe",
+        "waitress",
         "werkzeug",
         *DRIVER,
     },
 }
 EXTRAS = {
     *("click", "django", "flask", "opentelemetry", "prometheus_client", "pytest"),
-    *("jinja2", "rich", "sqlalchemy", "textual", "werkzeug"),
+    *("jinja2", "rich", "sqlalchemy", "textual", "waitress", "werkzeug"),
 }
 
 

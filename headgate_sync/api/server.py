@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import io
 import ipaddress
 import logging
 import os
 import signal
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from socketserver import ThreadingMixIn
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from attrs import evolve, frozen
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
 
 from headgate_sync.api.answers import HttpError, of_http_error
 from headgate_sync.api.app import create_app
@@ -31,20 +27,34 @@ from headgate_sync.app import Headgate
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.store import Store
 
+try:
+    from waitress import wasyncore
+    from waitress.channel import HTTPChannel
+    from waitress.server import create_server
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "the standalone server needs waitress: pip install 'headgate_sync[api]'"
+    ) from error
+
 logger = logging.getLogger(__name__)
 
 ADDRESS = "HEADGATE_API_ADDR"
 READ_ONLY = "HEADGATE_READ_ONLY"
 DEFAULT_ADDRESS = "127.0.0.1:8091"
 DEFAULT_THREADS = 32
-# A request has to arrive within this time as a whole, however small its pieces are.
-READ_S = 30.0
-WRITE_S = 30.0
-# What was not read of a refused request, so that its sender gets to see the answer.
-DRAIN_S = 1.0
-DRAIN_BYTES = 8_388_608
+# A request has to arrive within this time as a whole, however small its pieces are; and
+# so long may a client take nothing of its answer, or say nothing after it.
+PATIENCE_S = 30.0
+MAX_CONNECTIONS = 1_000
+MAX_HEADER_BYTES = 65_536
+# What is read of a body beyond what the application takes, so that its sender gets to
+# see the answer that says so.
+SPARE_BODY_BYTES = 8_388_608
+# So much of an answer may wait for its client before its thread waits as well.
+MAX_UNSENT_BYTES = 1_048_576
 # How long requests that are being answered have when the server ends.
-DRAIN_ALL_S = 10.0
+DRAIN_S = 10.0
+_TURN_S = 0.2
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -251,6 +261,7 @@ def serve_made(
             app,
             at,
             authenticated=hook is not None,
+            body_bytes=settings.max_body_bytes,
             threads=threads,
             listening=listening,
             stop=stop,
@@ -264,6 +275,7 @@ def _serve_app(
     address: Address,
     *,
     authenticated: bool,
+    body_bytes: int,
     threads: int = DEFAULT_THREADS,
     listening: Callable[[Address], object] | None = None,
     stop: SimpleQueue[object] | None = None,
@@ -271,30 +283,23 @@ def _serve_app(
     """Serve at an address that was found safe, until a signal or `stop`."""
     guarded: Any = app if authenticated or address.path else _OwnHost(app)
     ending: SimpleQueue[object] = SimpleQueue() if stop is None else stop
-    server = _Server(address, guarded, threads)
+    server = _Server(address, guarded, threads, body_bytes)
     try:
         with _signals_to(ending):
-            thread = threading.Thread(
-                target=server.serve_forever,
-                kwargs={"poll_interval": 0.2},
-                name="headgate-api-accept",
-                daemon=True,
-            )
-            thread.start()
             at = address
             if not address.path:
-                at = evolve(address, port=server.server_address[1])
+                at = evolve(address, port=server.port)
             logger.info("the control API listens on %s", at)
             if listening is not None:
                 listening(at)
-            _wait_for(ending)
-            server.shutdown()
-            thread.join()
+            while ending.empty():
+                server.turn()
+            server.refuse()
             app.close()  # ends the streams
-            if not server.drain(DRAIN_ALL_S):
+            if not server.drain(DRAIN_S):
                 logger.warning("some requests took too long and are cut off")
     finally:
-        server.server_close()
+        server.close()
         if address.path:
             Path(address.path).unlink(missing_ok=True)
     return 0
@@ -305,14 +310,6 @@ def _flag(environ: Mapping[str, str], name: str) -> bool:
     if text not in ("0", "1"):
         raise ConfigurationError(f"{name} is {text!r}, expected 0 or 1")
     return text == "1"
-
-
-def _wait_for(ending: SimpleQueue[object]) -> None:
-    # A signal just before a wait begins does not end it, so it is begun anew.
-    while True:
-        with suppress(Empty):
-            ending.get(timeout=1)
-            return
 
 
 class _signals_to:
@@ -365,66 +362,99 @@ class _OwnHost:
         return [body]
 
 
-class _Server(ThreadingMixIn, BaseWSGIServer):
-    """A thread for each request, up to a number; more wait in the kernel's queue."""
+class _Channel(HTTPChannel):  # type: ignore[misc]  # its package has no types
+    """A connection, which knows since when a request has been arriving."""
 
-    multithread = True
-    daemon_threads = True
-    block_on_close = False
+    arriving_since_s: float | None = None
 
-    def __init__(self, address: Address, app: Any, threads: int) -> None:
-        self._slots = threading.BoundedSemaphore(threads)
-        self._slot_count = threads
-        self._ending = False
+    def received(self, data: bytes) -> bool:
+        """Take what came; a part of a request starts its clock."""
+        taken: bool = super().received(data)
+        if self.request is None:
+            self.arriving_since_s = None
+        elif self.arriving_since_s is None:
+            self.arriving_since_s = time.monotonic()
+        return taken
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is being answered and all answers are sent."""
+        return not self.requests and not self.total_outbufs_len
+
+    def is_hung(self) -> bool:
+        """It is the client's turn, and the client has had its time."""
+        since_s = self.arriving_since_s
+        if since_s is not None and time.monotonic() - since_s > PATIENCE_S:
+            return True
+        is_our_turn = self.requests and not self.total_outbufs_len
+        return not is_our_turn and time.time() - self.last_activity > PATIENCE_S
+
+
+class _Server:
+    """Waitress, turn by turn: one thread moves bytes, a pool answers whole requests."""
+
+    def __init__(
+        self, address: Address, app: Any, threads: int, body_bytes: int
+    ) -> None:
         try:
-            made = _unix_listener if address.path else _tcp_listener
-            host = f"unix://{address.path}" if address.path else address.host
-            with made(address) as listener:  # the server works on a copy
-                super().__init__(
-                    host, address.port, app, _Handler, fd=listener.fileno()
-                )
+            listen = _unix_listener if address.path else _tcp_listener
+            listener = listen(address)
         except OSError as error:
             raise ConfigurationError(f"cannot listen on {address}: {error}") from error
+        self._sockets: dict[int, Any] = {}
+        with listener:  # the server works on a copy
+            self._server = create_server(
+                app,
+                map=self._sockets,
+                sockets=[listener.dup()],
+                threads=threads,
+                ident="headgate",
+                connection_limit=MAX_CONNECTIONS,
+                max_request_header_size=MAX_HEADER_BYTES,
+                max_request_body_size=body_bytes + SPARE_BODY_BYTES,
+                outbuf_high_watermark=MAX_UNSENT_BYTES,
+                log_socket_errors=False,  # a client that went away is nothing to report
+            )
+        self._server.channel_class = _Channel
+        self._next_look_s = 0.0
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread once there is one to spare."""
-        while not self._slots.acquire(timeout=0.2):
-            if self._ending:
-                self.shutdown_request(request)
-                return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._slots.release()
-            raise
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.effective_port)
 
-    def shutdown(self) -> None:
-        """Take no more requests."""
-        self._ending = True
-        super().shutdown()
+    def turn(self) -> None:
+        """Move what can be moved, waiting a moment when nothing can."""
+        wasyncore.loop(timeout=_TURN_S, use_poll=True, map=self._sockets, count=1)
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _TURN_S
+            self._hang_up(_Channel.is_hung)
+
+    def refuse(self) -> None:
+        """Take no more connections."""
+        wasyncore.dispatcher.close(self._server)
 
     def drain(self, within_s: float) -> bool:
-        """Wait for the requests that are being answered; false when some go on."""
+        """Answer what has arrived; false when that takes longer."""
         until_s = time.monotonic() + within_s
-        return all(
-            self._slots.acquire(timeout=max(0.0, until_s - time.monotonic()))
-            for _ in range(self._slot_count)
-        )
+        while True:
+            self._hang_up(lambda channel: channel.is_done)
+            if not self._server.active_channels:
+                return True
+            if time.monotonic() >= until_s:
+                return False
+            self.turn()
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one request, and give the thread back."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
+    def close(self) -> None:
+        """Cut what is left."""
+        self._server.task_dispatcher.shutdown(timeout=1)
+        wasyncore.close_all(self._sockets)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nothing to report."""
-        logger.debug("a connection ended early: %r", sys.exc_info()[1])
-
-    def log(self, type: str, message: str, *args: Any) -> None:
-        """Pass on what the server has to say."""
-        logger.debug(message, *args)
+    def _hang_up(self, on: Callable[[_Channel], bool]) -> None:
+        for channel in list(self._server.active_channels.values()):
+            if on(channel):
+                channel.handle_close()
 
 
 def _tcp_listener(address: Address) -> socket.socket:
@@ -462,66 +492,3 @@ def _unix_listener(address: Address) -> socket.socket:
     path.chmod(address.mode)
     listener.listen(128)
     return listener
-
-
-class _Timed(io.RawIOBase):
-    """Reads from a socket until an instant, in however many pieces."""
-
-    def __init__(self, connection: socket.socket, within_s: float) -> None:
-        self._connection = connection
-        self._until_s = time.monotonic() + within_s
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the request did not arrive in time")
-        self._connection.settimeout(left_s)
-        try:
-            return self._connection.recv_into(buffer)
-        finally:
-            self._connection.settimeout(WRITE_S)
-
-
-class _Handler(WSGIRequestHandler):
-    """One connection, one request."""
-
-    server_version = "headgate"
-    sys_version = ""
-    protocol_version = "HTTP/1.1"
-
-    def setup(self) -> None:
-        """Give the request a time to arrive, and each write one to be taken."""
-        super().setup()
-        self.rfile = io.BufferedReader(_Timed(self.connection, READ_S))
-        self.connection.settimeout(WRITE_S)
-
-    def finish(self) -> None:
-        """Let the client read the answer before the connection is cut."""
-        with suppress(OSError, ValueError):
-            super().finish()
-            self.connection.shutdown(socket.SHUT_WR)
-            _drain(self.connection)
-
-    def version_string(self) -> str:
-        """Nothing about versions."""
-        return self.server_version
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """The application logs its requests itself."""
-
-    def log(self, type: str, message: str, *args: Any) -> None:
-        """Pass on what the server has to say."""
-        logger.debug(message, *args)
-
-
-def _drain(connection: socket.socket) -> None:
-    until_s, left = time.monotonic() + DRAIN_S, DRAIN_BYTES
-    while left > 0 and (left_s := until_s - time.monotonic()) > 0:
-        connection.settimeout(left_s)
-        got = len(connection.recv(65_536))
-        if not got:
-            return
-        left -= got

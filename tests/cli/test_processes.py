@@ -117,11 +117,15 @@ def test_a_signal_ends_the_following_of_an_operation_and_not_the_operation(
     assert pg.inspect.get_operation("op").status == "pending"
 
 
-@pytest.mark.parametrize("missing", ["click", "rich"])
-def test_a_missing_extra_is_named_in_one_line(missing, environment):
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [("stats", "click", "cli"), ("stats", "rich", "cli"), ("api", "werkzeug", "api"),
+     ("api", "waitress", "api"), ("console", "jinja2", "console")],
+)  # fmt: skip
+def test_a_missing_extra_is_named_in_one_line(command, missing, extra, environment):
     program = (
         f"import sys; sys.modules[{missing!r}] = None;"
-        "from headgate_sync.__main__ import main; sys.exit(main(['stats']))"
+        f"from headgate_sync.__main__ import main; sys.exit(main([{command!r}]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -132,7 +136,7 @@ def test_a_missing_extra_is_named_in_one_line(missing, environment):
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert missing in done.stderr
-    assert "headgate_sync[cli]" in done.stderr
+    assert f"headgate_sync[{extra}]" in done.stderr
 
 
 def test_help_loads_neither_the_driver_nor_the_server():
