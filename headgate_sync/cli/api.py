@@ -65,6 +65,8 @@ def _serve(
     serve = importlib.import_module(server).serve
     sys.path.insert(0, str(Path.cwd()))
     logging.getLogger("headgate_sync").setLevel(logging.INFO)
+    # Else a line for each request that waits for a thread.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     try:
         facade = Headgate.from_env() if app is None else load_app(app)
     except AppFailed as failed:
