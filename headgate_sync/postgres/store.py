@@ -39,6 +39,7 @@ from headgate_sync.postgres.inspection import PgInspect
 from headgate_sync.postgres.ledger import check_schema
 from headgate_sync.postgres.listener import Listener
 from headgate_sync.postgres.maintenance import PgMaintenance
+from headgate_sync.postgres.pool import TellingPool
 from headgate_sync.postgres.rows import admission_batch
 from headgate_sync.postgres.transactions import PgTransactional
 from headgate_sync.retry import (
@@ -176,7 +177,7 @@ class PgStore:
         kwargs: dict[str, Any] = {**limits, "autocommit": True}
         if not prepare:
             kwargs["prepare_threshold"] = None
-        pool: ConnectionPool[Any] = ConnectionPool(
+        pool = TellingPool(
             conninfo,
             min_size=0,
             max_size=pool_size,

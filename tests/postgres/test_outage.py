@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import select
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.errors import (
@@ -326,3 +327,30 @@ def until_it_answers(call):
         with suppress(StoreUnavailable):
             return call()
     return call()
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "cause"),
+    [
+        ("port", "1", "Is the server running"),
+        ("dbname", "nowhere", 'database "nowhere" does not exist'),
+        ("user", "nobody_here", 'role "nobody_here" does not exist'),
+    ],
+)
+def test_who_waits_for_a_connection_in_vain_is_told_why(server, part, value, cause):
+    address = make_conninfo(server.conninfo, **{part: value})
+    with closing(PgStore.connect(address, pool_timeout_ms=2_000)) as store:
+        with pytest.raises(StoreUnavailable, match=cause) as caught:
+            enqueue(store, "a")
+        assert str(caught.value).startswith("no connection within 2 s: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_pool_that_is_used_up_says_so(server, schema):
+    options = {"pool_size": 1, "pool_timeout_ms": 500}
+    with (
+        closing(PgStore.connect(server.conninfo, schema, **options)) as store,
+        store.transactional.transaction(),
+        pytest.raises(StoreUnavailable, match="all 1 of the pool are in use"),
+    ):
+        enqueue(store, "a")
