@@ -24,7 +24,7 @@ from headgate_sync.policy import OnSaturated, Scope
 _CLASSES: output.Columns = {
     "name": "name",
     "budgets": lambda c: ", ".join(map(_budget, c["budgets"])),
-    "tokens": "tokens_available",
+    "tokens": lambda c: ", ".join(str(b["tokens_available"]) for b in c["budgets"]),
     "waiting": "jobs_waiting",
     "paused": lambda c: "yes" if c["paused"] else _until(c),
     "reason": "pause_reason",

@@ -104,7 +104,10 @@ def _overview(reader: Reader, query: Query) -> Context:
         "cluster": cluster,
         "covers": views.covers(cluster),
         "notices": views.attention(queues, cluster, len(quarantine), rejected),
-        "rate_classes": sorted(classes, key=_pressure)[:6],
+        "rate_classes": [
+            (one, min(one["budgets"], key=_share, default=None))
+            for one in sorted(classes, key=_pressure)[:6]
+        ],
         "rate_class_count": len(classes),
         "quarantine": quarantine[:5],
         "quarantine_count": len(quarantine),
@@ -112,11 +115,14 @@ def _overview(reader: Reader, query: Query) -> Context:
     }
 
 
+def _share(budget: Any) -> float:
+    """How full a budget is."""
+    return float(budget["tokens_available"] / budget["burst"])
+
+
 def _pressure(rate_class: Any) -> tuple[bool, float, str]:
     """Order of rate classes: the ones that hold jobs back come first."""
-    shares = [
-        budget["tokens_available"] / budget["burst"] for budget in rate_class["budgets"]
-    ]
+    shares = map(_share, rate_class["budgets"])
     waiting = bool(rate_class["jobs_waiting"])
     return not waiting, min(shares, default=1.0), rate_class["name"]
 

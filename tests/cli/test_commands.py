@@ -369,6 +369,7 @@ def test_a_rate_class_is_set_with_further_budgets_and_keeps_them(run, pg):
         (100, 3_600_000, 100),
         (5, 60_000, 9),
     ]
+    assert "  10, 100, 9  " in run("rate", "ls", "-o", "table").stdout
     assert len(told(run(*words, "--burst", "20"))["budgets"]) == 3
     assert len(told(run(*words, "--only"))["budgets"]) == 1
     run("rate", "set", "mail", "--limit", "1", "--window", "1s", "--burst", "0", code=1)

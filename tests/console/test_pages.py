@@ -11,7 +11,7 @@ import pytest
 from headgate_sync.console.pages import PAGES
 from headgate_sync.lease import Checkpoint, ProgressUpdate
 from headgate_sync.lifecycle import STORED, Outcome, State
-from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
 from headgate_sync.schedule import Schedule
 from headgate_sync.store import Store
 from headgate_sync.workers import WorkerMeta
@@ -82,6 +82,23 @@ def test_the_overview_leads_with_time_to_drain(console, store):
     text = look(console, "/").text
     assert "Worst time to drain ∞ growing: q" in text
     assert "Unfinished work 3 jobs in 1 queue" in text
+
+
+def test_the_overview_shows_the_tightest_budget_of_a_class(console, store):
+    steer(store).upsert_rate_class(
+        RateClassConfig(
+            name="api",
+            limit=100,
+            window_ms=1_000,
+            burst=100,
+            further=(BudgetConfig(limit=5, window_ms=3_600_000, burst=5),),
+        )
+    )
+    enqueue(store, "a", rate_class="api")
+    claim_one(store)
+    text = look(console, "/").text
+    assert "4 of 5 tokens" in text
+    assert "of 100 tokens" not in text
 
 
 def test_a_queue_that_drains_says_how_long_it_takes(console, store, clock):
