@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +34,7 @@ _FIELDS = {
     "fingerprint": "fingerprint",
 }
 _TAG_FIELDS = {"tag": "tags_all", "tag_any": "tags_any"}
+_KNOWN = (*_FIELDS, *_TAG_FIELDS, "priority")
 
 
 def _tags(value: object) -> tuple[str, ...]:
@@ -127,8 +129,11 @@ def parse_query(text: str, given: JobFilter | None = None) -> JobFilter:
                 raise InvalidRequest(f"priority `{value}` is not a number")
             found[name] = int(value)
         else:
+            # A kind may hold colons itself; a word that is nearly a field is a slip.
+            near = get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
+            meant = f"{near[0]}:{value}" if near else f"kind:{term}"
             raise InvalidRequest(
-                f"unknown search field `{name}`, did you mean kind:{term}?"
+                f"unknown search field `{name}`, did you mean {meant}?"
             )
     return evolve(given or JobFilter(), **found, **tags)
 
