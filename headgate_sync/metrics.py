@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attrs import field, frozen
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import mark_process_dead
-from prometheus_client.registry import Collector
 
 from headgate_sync.backlog import MAX_QUEUES, QueueStats
 from headgate_sync.durations import duration_ms
@@ -42,6 +37,17 @@ from headgate_sync.telemetry import (
 )
 from headgate_sync.validation import check_count, check_name, check_texts
 from headgate_sync.workers import QueueCover
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.multiprocess import mark_process_dead
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "metrics need prometheus_client: pip install 'headgate_sync[metrics]'"
+    ) from error
 
 logger = logging.getLogger(__name__)
 

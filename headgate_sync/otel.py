@@ -6,17 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import evolve
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
-from opentelemetry.trace.propagation.tracecontext import (
-    TraceContextTextMapPropagator,
-)
 
 from headgate_sync import __version__
 from headgate_sync.client.pipeline import EnqueueRequest, Proceed
 from headgate_sync.context import running_attempt
 from headgate_sync.envelope import Envelope
-from headgate_sync.errors import InvalidRequest
+from headgate_sync.errors import ConfigurationError, InvalidRequest
 from headgate_sync.labels import DEFAULT_LABEL_SETS, LabelSets, clean
 from headgate_sync.telemetry import (
     AckFailed,
@@ -37,6 +32,17 @@ from headgate_sync.telemetry import (
     WorkerSaturation,
 )
 from headgate_sync.tracing import TRACEPARENT, TRACESTATE, TraceContext, trace_of
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import (
+        TraceContextTextMapPropagator,
+    )
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "traces need opentelemetry-api: pip install 'headgate_sync[otel]'"
+    ) from error
 
 SCOPE = "headgate_sync"
 SPAN = "headgate.process"

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import headgate_sync
 
 PACKAGE = Path(headgate_sync.__file__).parent
@@ -205,6 +207,30 @@ def test_importing_the_package_and_the_client_loads_no_extra():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("metrics", "prometheus_client", "metrics"),
+        ("otel", "opentelemetry", "otel"),
+        ("api", "werkzeug", "api"),
+        ("console", "jinja2", "console"),
+    ],
+)
+def test_a_module_whose_extra_is_missing_names_it(module, package, extra):
+    program = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from headgate_sync.errors import ConfigurationError\n"
+        "try:\n"
+        f"    import headgate_sync.{module}\n"
+        "except ConfigurationError as error:\n"
+        "    print(error)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert f"pip install 'headgate_sync[{extra}]'" in told.stdout
 
 
 def test_a_producer_loads_nothing_of_the_worker():
