@@ -77,6 +77,7 @@ _OUTAGES = frozenset({"25006", "25P03", "25P04", "57014"})
 _OUTAGE_CLASSES = ("08", "53", "57P0", "58")
 UNIQUE_VIOLATION = "23505"
 NOT_ALLOWED = "42501"
+NO_SCHEMA = "3F000"
 QUERY_CANCELED = "57014"
 
 
@@ -195,14 +196,29 @@ class Session:
             return cursor.fetchall() if cursor.rownumber is not None else []
         except (psycopg.Error, UnicodeError) as error:
             told = translate(error)
-            if isinstance(told, BackendError) and told.sqlstate == NOT_ALLOWED:
-                user = self.connection.info.user
-                told = BackendError(
-                    f"role {user} lacks a right: {told.message}; the owner of the "
-                    "schema gives it with `headgate migrate grants`",
-                    sqlstate=NOT_ALLOWED,
-                )
+            if isinstance(told, BackendError):
+                told = self._explained(told, error)
             raise told from error
+
+    def _explained(self, told: BackendError, error: Exception) -> BackendError:
+        """The same error with what to do about it, where that is known."""
+        # Not what follows it, such as the whole statement of a function.
+        diagnosis = getattr(error, "diag", None)
+        why = (diagnosis and diagnosis.message_primary) or told.message
+        info = self.connection.info
+        if told.sqlstate == NOT_ALLOWED:
+            text = (
+                f"role {info.user} lacks a right: {why}; the owner of the "
+                "schema gives it with `headgate migrate grants`"
+            )
+        elif told.sqlstate == NO_SCHEMA:
+            text = (
+                f"{why} in database {info.dbname}: a transaction that is handed over "
+                "must be one on the database of the queue"
+            )
+        else:
+            return told
+        return BackendError(text, sqlstate=told.sqlstate)
 
 
 def is_alive(connection: psycopg.Connection[Any]) -> bool:

@@ -87,6 +87,7 @@ def refused():
     with pytest.raises(BackendError) as raised:
         yield raised
     assert raised.value.sqlstate == NOT_ALLOWED
+    assert "CONTEXT" not in str(raised.value)
 
 
 def test_every_statement_belongs_to_a_role():

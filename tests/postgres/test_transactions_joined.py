@@ -428,8 +428,9 @@ def test_a_database_without_the_schema_is_a_fault_and_no_outage(
     enqueue(store, "a")
     with psycopg.connect(server_url, dbname="template1") as elsewhere:
         tx = transactional.join(elsewhere)
-        with pytest.raises(BackendError):
+        with pytest.raises(BackendError) as raised:
             transactional.enqueue_tx(tx, [envelope("b")])
+    assert "does not exist in database template1: a transaction" in str(raised.value)
 
 
 def test_a_killed_transaction_commits_nothing(store, transactional, caller, admin):
