@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.loggers import guarded
@@ -62,3 +63,16 @@ def warn_of_unknown_kinds(
     for kind in kinds:
         if registry.resolve(kind) is None:
             logger.warning("jobs of kind %s wait, and this worker has no handler", kind)
+
+
+def warn_of_mistyped_queues(registry: Registry, queues: Sequence[str]) -> None:
+    """Log each queue that no task names while nearly the same one is not served."""
+    declared = registry.queues()
+    left_out = [queue for queue in declared if queue not in queues]
+    for queue in queues:
+        if queue not in declared and (near := get_close_matches(queue, left_out, n=1)):
+            logger.warning(
+                "no task names queue %s, and this worker leaves out queue %s: "
+                "is one the other?",
+                *(queue, near[0]),
+            )

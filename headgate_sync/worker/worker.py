@@ -40,7 +40,11 @@ from headgate_sync.worker.shutdown import (
     release,
     within,
 )
-from headgate_sync.worker.startup import check_set_up, warn_of_unknown_kinds
+from headgate_sync.worker.startup import (
+    check_set_up,
+    warn_of_mistyped_queues,
+    warn_of_unknown_kinds,
+)
 from headgate_sync.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -363,6 +367,7 @@ class Worker:
             ", ".join(self._config.queues),
             self._config.capacity,
         )
+        warn_of_mistyped_queues(self._registry, self._config.queues)
         within(
             KINDS_S,
             "kinds",

@@ -13,6 +13,7 @@ from headgate_sync.errors import ConfigurationError, InvalidRequest, StoreUnavai
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
 from headgate_sync.worker import Worker, WorkerConfig, loops, watchdog
+from headgate_sync.worker.startup import warn_of_mistyped_queues
 from tests.builders import QUEUE, envelope, job, state_of
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
 
@@ -216,6 +217,24 @@ def test_unknown_kinds_that_wait_are_named_once_at_the_start(
     assert caplog.text.count("kind other wait") == 1
     assert "kind known" not in caplog.text
     assert "kind foreign" not in caplog.text  # other workers take from that queue
+
+
+@pytest.mark.parametrize(
+    ("queues", "told"),
+    [
+        (("mial",), True),
+        (("mial", "mail"), False),  # what is served needs no hint
+        (("bulk",), False),  # calls may name queues of their own
+        (("mail",), False),
+    ],
+)
+def test_a_queue_that_looks_mistyped_is_named_at_the_start(
+    queues: Any, told: bool, caplog: Any
+) -> None:
+    registry = Registry()
+    registry.task("welcome", queue="mail")(lambda: None)
+    warn_of_mistyped_queues(registry, queues)
+    assert ("queue mial, and this worker leaves out queue mail" in caplog.text) == told
 
 
 def test_an_outage_at_the_start_does_not_stop_the_start(
