@@ -16,7 +16,7 @@ from headgate_sync.errors import ConfigurationError, InvalidRequest, Unsupported
 from headgate_sync.identity import Identity
 from headgate_sync.inspection import Inspect, JobSummary
 from headgate_sync.options import NO_DEFAULTS, TaskOptions
-from headgate_sync.registry import Registry, TaskDecorator
+from headgate_sync.registry import DeclaredKeywords, Registry, TaskDecorator
 from headgate_sync.request import JobHandle
 from headgate_sync.runtime import Borrowed, Runtime
 from headgate_sync.settings import (
@@ -195,7 +195,7 @@ class Headgate:
 
     # Declaring.
 
-    def task(self, kind: str, **options: Any) -> TaskDecorator:
+    def task(self, kind: str, **options: Unpack[DeclaredKeywords]) -> TaskDecorator:
         """Declare a task; see `Registry.task`."""
         return self.registry.task(kind, **options)
 

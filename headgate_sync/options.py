@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import attrs
 from attrs import frozen
@@ -219,6 +219,43 @@ class CallOptions(JobOptions):
         if self.delay not in (UNSET, None) and self.run_at not in (UNSET, None):
             raise InvalidRequest("delay and run_at exclude each other")
         super().__attrs_post_init__()
+
+
+# The same as keywords, so that editors know them and type checkers check them.
+
+
+class JobKeywords(TypedDict, total=False):
+    """`JobOptions` as keywords."""
+
+    queue: str
+    max_attempts: int
+    priority: int
+    timeout: Duration | None
+    deadline: Duration | datetime | None
+    retention: Duration | None
+    partition: Text | None
+    rate_class: Text | None
+    weight: int
+    tags: Sequence[str]
+    headers: Mapping[str, str]
+    sticky_worker: str | None
+    unique: Text | bool | Unique | None
+
+
+class TaskKeywords(JobKeywords, total=False):
+    """`TaskOptions` as keywords."""
+
+    retry: RetryPolicy | None
+
+
+class CallKeywords(JobKeywords, total=False):
+    """`CallOptions` as keywords."""
+
+    id: str | None
+    identity: Identity | None
+    delay: Duration | None
+    run_at: datetime | None
+    pending: bool
 
 
 def _names(kind: type[JobOptions]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -26,7 +27,7 @@ from headgate_sync.envelope import DEFAULT_QUEUE, check_int
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.handlers import HANDLER_OPTIONS, Handler, StepMap, StepNames
 from headgate_sync.lease import MAX_CAPACITY
-from headgate_sync.options import UNSET, TaskOptions, make_options
+from headgate_sync.options import UNSET, TaskKeywords, TaskOptions, make_options
 from headgate_sync.parameters import LateNames
 from headgate_sync.request import Producer
 from headgate_sync.task import (
@@ -48,6 +49,25 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 FT = TypeVar("FT", bound="FunctionTask[Any, Any]")
+
+
+class FunctionKeywords(TaskKeywords, total=False):
+    """What a task may declare; from `is_failure` on only a function's."""
+
+    is_failure: FailureTest | None
+    result_codec: Codec
+    async_cancel: bool | None
+    steps: StepNames
+    step_map: StepMap | None
+    isolated: IsolatedProcess | None
+
+
+class DeclaredKeywords(FunctionKeywords, total=False):
+    """All keywords of `Registry.task`."""
+
+    version: int
+    aliases: Sequence[str]
+    codec: Codec
 
 
 class TaskDecorator(Protocol):
@@ -89,7 +109,7 @@ class Registry:
         version: int = 1,
         aliases: Sequence[str] = (),
         codec: Codec = JSON,
-        **options: Any,
+        **options: Unpack[FunctionKeywords],
     ) -> TaskDecorator:
         """Declare a task: a handler function, or the class of a payload.
 
@@ -119,10 +139,11 @@ class Registry:
                     keep_class(made)
                     self._keep(made)
                 return declared
-            process = options.get("isolated")
+            given: dict[str, Any] = {**options}
+            process = given.get("isolated")
             also = (*HANDLER_OPTIONS, "isolated")
-            handler_options = {k: options[k] for k in HANDLER_OPTIONS if k in options}
-            rest = {k: v for k, v in options.items() if k not in also}
+            handler_options = {k: given[k] for k in HANDLER_OPTIONS if k in given}
+            rest = {k: v for k, v in given.items() if k not in also}
             common["options"] = make_options(
                 TaskOptions, f"task {kind}", rest, also=also
             )

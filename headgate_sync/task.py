@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -34,6 +34,7 @@ from headgate_sync.options import (
     NO_DEFAULTS,
     NO_OPTIONS,
     UNSET,
+    CallKeywords,
     CallOptions,
     TaskOptions,
     make_options,
@@ -301,7 +302,7 @@ class FunctionTask(PayloadTask, Generic[P, R]):
         """
         return _waited(self, NO_OPTIONS, args, kwargs, timeout)
 
-    def using(self, **options: Any) -> BoundTask[P, R]:
+    def using(self, **options: Unpack[CallKeywords]) -> BoundTask[P, R]:
         """The task with options for the next call: those of `CallOptions`.
 
         Raises:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import pytest
 
 from headgate_sync.client import Client
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.handlers import HANDLER_OPTIONS
 from headgate_sync.memory.store import MemStore
-from headgate_sync.options import CallOptions, TaskOptions, Unique
-from headgate_sync.registry import Registry
+from headgate_sync.options import (
+    CallKeywords,
+    CallOptions,
+    TaskKeywords,
+    TaskOptions,
+    Unique,
+)
+from headgate_sync.registry import DeclaredKeywords, FunctionKeywords, Registry
 
 
 def envelope_of(defaults=None, task=None, call=None):
@@ -220,3 +228,23 @@ def test_a_digest_covers_the_payload_with_its_defaults():
     assert len(keys) == 1
     assert {len(key) for key in keys if key} == {32}
     assert client.envelope(task.job(8)).unique_key not in keys
+
+
+@pytest.mark.parametrize(
+    ("keywords", "read"),
+    [
+        (TaskKeywords, attrs.fields_dict(TaskOptions)),
+        (CallKeywords, attrs.fields_dict(CallOptions)),
+        (
+            FunctionKeywords,
+            {*attrs.fields_dict(TaskOptions), *HANDLER_OPTIONS, "isolated"},
+        ),
+        (
+            DeclaredKeywords,
+            {*FunctionKeywords.__annotations__, "version", "aliases", "codec"},
+        ),
+    ],
+)
+def test_what_type_checkers_know_of_options_is_what_is_read(keywords, read):
+    assert keywords.__required_keys__ == frozenset()
+    assert keywords.__optional_keys__ == set(read)
