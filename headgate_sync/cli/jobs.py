@@ -18,6 +18,7 @@ from headgate_sync.cli.session import (
 )
 from headgate_sync.cli.text import instant, readable, span
 from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD, typed_bytes
+from headgate_sync.loggers import visible
 
 _PARTS = ("result", "output", "progress", "checkpoint")
 _DONE = {
@@ -44,7 +45,7 @@ _JOBS: output.Columns = {
 _ATTEMPTS: output.Columns = {
     "at": _when("at_ms"),
     "outcome": "outcome",
-    "error": lambda a: a.get("error"),
+    "error": lambda a: (a.get("error") or "").partition("\n")[0],
     "took": lambda a: span(a.get("latency_ms")),
     "worker": lambda a: a.get("worker"),
 }
@@ -150,6 +151,11 @@ def show(session: Session, id: str, payload: bool) -> None:
     if attempts:
         click.echo()
         output.items(session, attempts, _ATTEMPTS)
+        _, _, traceback = (attempts[-1].get("error") or "").partition("\n")
+        if traceback.strip():
+            click.echo()
+            for line in traceback.strip().split("\n"):
+                click.echo(visible(line))
 
 
 @job.command()

@@ -104,6 +104,15 @@ def test_a_job_is_shown_with_what_its_handler_left(run, pg):
     )
 
 
+def test_a_job_shows_the_traceback_of_its_newest_attempt_below_the_table(run, pg):
+    pg.enqueue([envelope("a")])
+    error = 'ValueError: bad\n\nTraceback:\n  File "a.py", line 1\x1b[31m'
+    pg.ack(take(pg), Outcome.SKIP, error=error)
+    shown = run("job", "show", "a", "-o", "table").stdout
+    assert "  ValueError: bad  " in shown
+    assert shown.endswith('\nTraceback:\n  File "a.py", line 1\\x1b[31m\n')
+
+
 def test_an_archived_job_is_retried_and_shows_its_attempts(run, pg):
     archive(pg, "a")
     found = told(run("job", "show", "a"))
