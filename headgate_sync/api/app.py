@@ -76,8 +76,8 @@ class ControlApi:
         )
         if config.authenticate is None:
             logger.info(
-                "the control API has no authentication hook: the application in front "
-                "of it decides who may reach it"
+                "the control API has no authentication hook: whoever reaches it may do "
+                "everything, but for what an application in front of it refuses"
             )
 
     def close(self) -> None:

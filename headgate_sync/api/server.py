@@ -194,6 +194,7 @@ def serve(
     return serve_made(
         lambda settings: create_app(store, settings),
         ApiConfig() if config is None else config,
+        name="control API",
         address=address,
         auth=auth,
         read_only=read_only,
@@ -223,6 +224,7 @@ def serve_made(
     make: Callable[[ApiConfig], Served],
     settings: ApiConfig,
     *,
+    name: str,
     address: str | None,
     auth: str | Authenticate | None,
     read_only: bool | None,
@@ -237,6 +239,7 @@ def serve_made(
     Args:
         make: called once the address is known to be safe.
         settings: of the API, which the arguments complete.
+        name: what it is, for the log.
     """
     hook = hook_of(auth, environ) if auth is not None else settings.authenticate
     hook = hook_of(None, environ) if hook is None else hook
@@ -260,6 +263,7 @@ def serve_made(
         return _serve_app(
             app,
             at,
+            name=name,
             authenticated=hook is not None,
             body_bytes=settings.max_body_bytes,
             threads=threads,
@@ -274,6 +278,7 @@ def _serve_app(
     app: Served,
     address: Address,
     *,
+    name: str,
     authenticated: bool,
     body_bytes: int,
     threads: int = DEFAULT_THREADS,
@@ -289,7 +294,9 @@ def _serve_app(
             at = address
             if not address.path:
                 at = evolve(address, port=server.port)
-            logger.info("the control API listens on %s", at)
+            logger.info(
+                "the %s listens on %s%s", name, "" if address.path else "http://", at
+            )
             if listening is not None:
                 listening(at)
             while ending.empty():

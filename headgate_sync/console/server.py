@@ -59,6 +59,7 @@ def serve(
     return serve_made(
         lambda api: create_app(store, evolve(settings, api=api, title=named)),
         settings.api,
+        name="console",
         address=address,
         auth=auth,
         read_only=read_only,

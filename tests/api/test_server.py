@@ -460,6 +460,7 @@ def test_the_command_serves_until_a_signal(database_url, postgres):
             lines.append(line)
             if "listens on" in line:
                 break
+        assert "the control API listens on http://127.0.0.1:" in lines[-1]
         port = int(lines[-1].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
         connection.request("GET", "/api/v1/readyz")
