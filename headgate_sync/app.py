@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from attrs import evolve, fields
 
+from headgate_sync.envelope import check_int
 from headgate_sync.errors import ConfigurationError, InvalidRequest, Unsupported
 from headgate_sync.identity import Identity
 from headgate_sync.inspection import Inspect, JobSummary
+from headgate_sync.lease import MAX_CAPACITY
 from headgate_sync.options import NO_DEFAULTS, TaskOptions
 from headgate_sync.registry import DeclaredKeywords, Registry, TaskDecorator
 from headgate_sync.request import JobHandle
@@ -401,20 +403,14 @@ class Headgate:
         call adds to an earlier one; what `worker` or the command line is given wins.
 
         Args:
-            **config: settings of `WorkerConfig`.
+            **config: settings of `WorkerConfig`, and `threads` as for `worker`.
 
         Raises:
             InvalidRequest: there is no such setting, or it is out of range.
         """
         from headgate_sync.worker import WorkerConfig
 
-        known = {field.name for field in fields(WorkerConfig)}
-        unknown = sorted(set(config) - known)
-        if unknown:
-            raise InvalidRequest(
-                f"WorkerConfig has no {', '.join(unknown)}; "
-                f"there are {', '.join(sorted(known))}"
-            )
+        config = _worker_settings(config)
         WorkerConfig(**config)
         self._worker_config |= config
         if config.get("event_bus") is not None:
@@ -440,7 +436,7 @@ class Headgate:
             **config: further settings of `WorkerConfig`.
 
         Raises:
-            InvalidRequest: a setting is out of range.
+            InvalidRequest: there is no such setting, or it is out of range.
             ConfigurationError: no database, or one without the tables.
         """
         opened = self._runtime.open()
@@ -472,6 +468,9 @@ class Headgate:
             "event_bus": self._runtime.event_bus,
             **config,
         }
+        if threads is not None:
+            config["threads"] = threads
+        config = _worker_settings(config)
         if queues is not None:
             config["queues"] = queues
         elif "queues" not in config:
@@ -479,8 +478,6 @@ class Headgate:
             if isinstance(self._runtime.defaults.queue, str):
                 named.add(self._runtime.defaults.queue)
             config["queues"] = sorted(named)
-        if threads is not None:
-            config["capacity"] = threads
         return WorkerConfig(**config)
 
     def override(
@@ -567,3 +564,21 @@ def _job_of(
             "positional arguments after the job belong to a function task only"
         )
     return job, keywords
+
+
+def _worker_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their own names, of which `threads` is the one of `capacity`."""
+    from headgate_sync.worker import WorkerConfig
+
+    known = {field.name for field in fields(WorkerConfig)} | {"threads"}
+    unknown = sorted(set(config) - known)
+    if unknown:
+        raise InvalidRequest(
+            f"a worker has no setting {', '.join(unknown)}; "
+            f"there are {', '.join(sorted(known))}"
+        )
+    settings = dict(config)
+    if "threads" in settings:
+        threads = settings.pop("threads")
+        settings["capacity"] = check_int("threads", threads, 1, MAX_CAPACITY)
+    return settings

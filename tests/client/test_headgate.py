@@ -614,3 +614,15 @@ with ConnectionPool({url!r}, min_size=1, open=True) as pool:
     work.enqueue(3)
 """)
     assert len(postgres.snapshot().jobs) == 2
+
+
+def test_workers_are_configured_in_the_words_of_their_command():
+    hg = Headgate(MemStore())
+    hg.configure_worker(threads=3)
+    assert hg.worker_config().capacity == 3
+    assert hg.worker_config(threads=5).capacity == 5
+    with pytest.raises(InvalidRequest, match="^threads is 0, allowed is 1 to"):
+        hg.worker(threads=0)
+    for make in (hg.worker, hg.configure_worker):
+        with pytest.raises(InvalidRequest, match="no setting concurrency; there are"):
+            make(concurrency=4)
