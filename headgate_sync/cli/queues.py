@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 import click
 
 from headgate_sync.cli import output
@@ -18,6 +21,8 @@ from headgate_sync.cli.session import (
 )
 from headgate_sync.cli.text import drain, instant, span
 from headgate_sync.cli.values import DURATION
+from headgate_sync.errors import HeadgateError
+from headgate_sync.loggers import visible
 
 BACKLOG: output.Columns = {
     "queue": "queue",
@@ -55,6 +60,20 @@ def _named(control: ControlClient, name: str) -> Json:
         if queue["queue"] == name:
             return queue
     raise missing("queue", name)
+
+
+@contextmanager
+def _told_if_new(control: ControlClient, name: str) -> Iterator[None]:
+    """Say so after the block when nothing was known of a queue: it may be a slip."""
+    known = True  # also where nobody can say
+    with suppress(HeadgateError):
+        known = any(queue["queue"] == name for queue in control.queues())
+    yield
+    if not known:
+        click.echo(
+            f"headgate: queue {visible(name)} is new: it had neither jobs nor settings",
+            err=True,
+        )
 
 
 _SEMANTICS: output.Columns = {
@@ -146,7 +165,9 @@ def _latency(bucket: Json) -> str:
 @pass_session
 def pause(session: Session, name: str) -> None:
     """Let no more jobs of a queue start; producers and running jobs go on."""
-    session.connect().pause_queue(name, True)
+    control = session.connect()
+    with _told_if_new(control, name):
+        control.pause_queue(name, True)
     output.record(session, {"queue": name, "paused": True})
 
 
@@ -165,7 +186,9 @@ def resume(session: Session, name: str) -> None:
 @pass_session
 def weight(session: Session, name: str, weight: int) -> None:
     """Set a queue's share of admissions, 1 or more."""
-    session.connect().weigh_queue(name, weight)
+    control = session.connect()
+    with _told_if_new(control, name):
+        control.weigh_queue(name, weight)
     output.record(session, {"queue": name, "weight": weight})
 
 
@@ -178,7 +201,9 @@ def limit(session: Session, name: str, most: str) -> None:
     if most != "none" and not (most.isascii() and most.isdigit()):
         raise click.BadParameter("expected a number or none", param_hint="'N|none'")
     bound = None if most == "none" else int(most)
-    session.connect().limit_queue(name, bound)
+    control = session.connect()
+    with _told_if_new(control, name):
+        control.limit_queue(name, bound)
     output.record(session, {"queue": name, "max_unfinished_jobs": bound})
 
 

@@ -191,11 +191,11 @@ def test_looking_sends_no_key_and_changing_one_that_is_new_each_time(
     monkeypatch.setenv("HEADGATE_TOKEN", "from-the-environment")
     with answering(204, b"") as (url, heard):
         monkeypatch.setenv("HEADGATE_API", f"{url}/ops/")
-        invoke("queue", "pause", "a/b")
-        invoke("queue", "pause", "a/b")
+        invoke("queue", "resume", "a/b")
+        invoke("queue", "resume", "a/b")
     keys = [one.split("Idempotency-Key: ")[1].split("\n")[0] for one in heard]
     assert len(set(keys)) == 2
-    assert heard[0].startswith("POST /ops/api/v1/queues/a%2Fb/pause ".rstrip())
+    assert heard[0].startswith("POST /ops/api/v1/queues/a%2Fb/resume ".rstrip())
     assert "Bearer from-the-environment" in heard[0]
     with answering(200, b"[]") as (url, heard):
         invoke("rate", "ls", "--api", f"{url}/api/v1/")

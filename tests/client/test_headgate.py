@@ -621,7 +621,7 @@ def test_workers_are_configured_in_the_words_of_their_command():
     hg.configure_worker(threads=3)
     assert hg.worker_config().capacity == 3
     assert hg.worker_config(threads=5).capacity == 5
-    with pytest.raises(InvalidRequest, match="^threads is 0, allowed is 1 to"):
+    with pytest.raises(InvalidRequest, match=r"^threads is 0, allowed is 1 to"):
         hg.worker(threads=0)
     for make in (hg.worker, hg.configure_worker):
         with pytest.raises(InvalidRequest, match="no setting concurrency; there are"):
