@@ -77,7 +77,11 @@ def check_function(label: str, function: object) -> FunctionType:
     ):
         if test(function):
             raise InvalidRequest(f"{label}: a handler is a plain function, not {what}")
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = inspect.signature(function).parameters
+    owner = function.__qualname__.rpartition(".")[0]
+    if "self" in parameters and owner and not owner.endswith("<locals>"):
+        raise InvalidRequest(f"{label}: a handler is a function, not a method")
+    for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidRequest(
                 f"{label}: {parameter} cannot be carried, name each parameter"

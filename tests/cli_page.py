@@ -50,7 +50,7 @@ HEADGATE_TOKEN=... headgate stats --api https://ops.example.com/headgate
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed: the database or the API did not answer, or said no |
+| 1 | failed: the database or the API did not answer, or said no, also to a value that it does not take |
 | 2 | a mistake in the call or in the set-up |
 | 3 | there is no such job, queue, class, schedule, worker |
 | 4 | refused: not confirmed, read-only, a role without the right |

@@ -307,12 +307,17 @@ class Runner:
             return None
         envelope = attempt.claim.envelope
         if verdict.outcome in (Outcome.RETRY, Outcome.UNDECODABLE):
+            what = "undecodable"
+            if verdict.outcome is Outcome.RETRY:
+                what = (
+                    f"attempt {envelope.attempt + 1} of {envelope.max_attempts} failed"
+                )
             logger.warning(
                 "job %s (queue %s, kind %s): %s: %s",
                 envelope.id,
                 envelope.queue,
                 envelope.kind,
-                verdict.outcome.value,
+                what,
                 (verdict.error or "").partition("\n")[0],
             )
         elif verdict.hot:

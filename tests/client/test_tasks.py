@@ -129,6 +129,10 @@ def test_what_has_no_end_is_refused():
 async def asynchronous() -> None: ...
 
 
+class Reports:
+    def send(self, month: int) -> None: ...
+
+
 def generator():
     yield 1
 
@@ -164,6 +168,7 @@ def unknown_result() -> complex: ...  # type: ignore[empty-body]
         (asynchronous, "not async def"),
         (generator, "not a generator"),
         (async_generator, "not an async generator"),
+        (Reports.send, "not a method"),
         (star, r"\*args cannot be carried"),
         (double_star, r"\*\*kwargs cannot be carried"),
         (positional, "a is positional-only"),

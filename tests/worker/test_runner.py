@@ -213,6 +213,23 @@ def test_a_handler_may_end_its_thread_where_the_worker_is_told_not_to_catch(
     assert reclaimed.crash_attempt == 1
 
 
+def test_a_failure_is_logged_with_what_is_left(
+    store: Any, clock: Any, caplog: Any
+) -> None:
+    def fail() -> None:
+        raise ValueError("no stock")
+
+    put(store, "a", max_attempts=2)
+    bench = running(store, fail, retry=lambda info: timedelta(seconds=1))
+    for number in (1, 2):
+        bench.run_next()
+        told = f"job a (queue q, kind k): attempt {number} of 2 failed: ValueError: no"
+        assert told in caplog.text
+        clock.advance_ms(1_000)
+        store.promote_due(10)
+    assert state_of(store, "a") is State.ARCHIVED
+
+
 def test_the_policy_of_the_handler_sets_the_delay(store: Any, clock: Any) -> None:
     def fail() -> None:
         raise ValueError("x")
