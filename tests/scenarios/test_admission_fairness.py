@@ -85,6 +85,14 @@ def test_automatic_shares_leave_no_slot_idle(store):
     assert served(admit(store, 12, quantum=0)) == {"noisy": 6, "A": 3, "B": 3}
 
 
+def test_automatic_shares_leave_no_slot_idle_in_any_of_several_queues(store):
+    fill(store, "A", 1, queue="qa")
+    fill(store, "noisy", 20, queue="qb")
+    fill(store, "B", 1, queue="qb")
+    batch = admit(store, 12, quantum=0, queues=("qa", "qb"))
+    assert served(batch) == {"A": 1, "noisy": 10, "B": 1}
+
+
 def test_automatic_shares_do_not_bound_a_lone_partition(store):
     fill(store, "A", 10)
     assert len(admit(store, 6, quantum=0)) == 6
@@ -99,6 +107,18 @@ def test_quiet_partitions_come_before_noisy_ones(store):
     ack_all(store, first, only=["B-1"])
     batch = admit(store, 4, quantum=0)
     assert ids(batch) == ["B-2", "B-3", "B-4", "B-5"]
+
+
+def test_quiet_partitions_come_first_though_noisy_ones_could_fill_the_call(store):
+    for name in ("noisy1", "noisy2"):
+        fill(store, name, 9)
+    assert served(admit(store, 6, quantum=3)) == {"noisy1": 3, "noisy2": 3}
+    for number in range(5):
+        fill(store, f"quiet{number}", 2)
+    first = admit(store, 5, quantum=1)
+    assert served(first) == {f"quiet{number}": 1 for number in range(5)}
+    ack_all(store, first)
+    assert ids(admit(store, 2, quantum=0)) == ["quiet0-2", "quiet1-2"]
 
 
 def test_an_explicit_quantum_is_a_contract_and_ignores_who_is_noisy(store):
@@ -245,3 +265,23 @@ def test_a_partition_alone_passes_its_own_quantum_and_is_counted_as_refused(stor
     batch = admit(store, 3, quantum=0)
     assert ids(batch) == ["A-1", "A-2", "A-3"]
     assert batch.refused == {"fairness": 1}
+
+
+def test_a_lane_that_leads_its_class_into_the_window_is_seen(store):
+    """Of more classes than a window holds lanes; its partition is first by name."""
+    fill(store, "Z", 1, rate_class="last")
+    for number in range(40):
+        fill(store, f"M{number:02}", 1, rate_class=f"c{number:02}")
+    assert ids(admit(store, 1)) == ["M00-1"]
+    fill(store, "A", 1, rate_class="last", priority=1)
+    assert ids(admit(store, 1)) == ["A-1"]
+
+
+def test_many_classes_without_work_do_not_hide_one_that_has_some(store):
+    for number in range(30):
+        fill(store, f"M{number:02}", 1, rate_class=f"c{number:02}")
+    for _ in range(2):
+        ack_all(store, admit(store, 16, quantum=1))
+    fill(store, "A", 3, rate_class="c")
+    claimed = [ids(admit(store, 16, quantum=1)) for _ in range(3)]
+    assert claimed == [["A-1"], ["A-2"], ["A-3"]]
