@@ -133,11 +133,36 @@ def test_the_oldest_claim_is_displaced(store, clock: Clock):
     assert [state_of(store, f"A-{n}") for n in (1, 2)] == ["cancelled", "running"]
 
 
+def test_the_oldest_claim_need_not_be_the_oldest_job(store, clock: Clock):
+    ceiling(store, 2, "cancel_running")
+    fill(store, "A", 1)
+    fill(store, "urgent", 1, partition_key="A", priority=1)
+    for name in ("urgent-1", "A-1"):
+        assert ids(admit(store, 1)) == [name]
+        clock.advance_ms(1)
+    fill(store, "new", 1, partition_key="A")
+    assert ids(admit(store, 1)) == ["new-1"]
+    assert state_of(store, "urgent-1") == "cancelled"
+    assert state_of(store, "A-1") == "running"
+
+
 def test_a_call_does_not_displace_its_own_claims(store):
     ceiling(store, 2, "cancel_running")
     fill(store, "A", 5)
     assert ids(admit(store)) == ["A-1", "A-2"]
     assert state_of(store, "A-3") == "available"
+
+
+def test_what_was_sent_away_does_not_fill_its_partition(store):
+    ceiling(store, 3, "queue")
+    ceiling(store, 1, "discard", name="whole", scope="queue")
+    fill(store, "B", 1)
+    running = admit(store)
+    fill(store, "A", 3)
+    assert admit(store).sent_away == (SentAway("q", "discard", 3),)
+    ack_all(store, running)
+    fill(store, "again", 1, partition_key="A")
+    assert ids(admit(store)) == ["again-1"]
 
 
 def test_capacity_bounds_what_is_sent_away(store):
@@ -272,6 +297,20 @@ def test_a_queue_can_be_bounded_as_a_whole(store):
     assert len(admit(store)) == 1
 
 
+def test_a_new_ceiling_counts_what_left_each_queue_before_it_came(store):
+    """Also where both were asked for at once, and only one of them had exits."""
+    both = ("qa", "qb")
+    for queue in both:
+        fill(store, queue, 3, queue=queue)
+    batch = admit(store, queues=both)
+    ack_all(store, batch, only=[f"qb-{n}" for n in (1, 2, 3)])
+    assert ids(admit(store, queues=both)) == []
+    for queue in both:
+        ceiling(store, 3, "queue", name=queue, queue=queue, scope="queue")
+        fill(store, f"{queue}-more", 4, queue=queue)
+    assert ids(admit(store, queues=both)) == [f"qb-more-{n}" for n in (1, 2, 3)]
+
+
 def test_a_class_can_be_bounded_over_all_queues(store):
     ceiling(store, 2, "queue", queue="", scope="class", rate_class="c")
     fill(store, "A", 3, rate_class="c", queue="a")
@@ -317,6 +356,35 @@ def test_a_missing_victim_displaces_nobody(store):
     assert ids(admit(store)) == ["B-1"]
     assert state_of(store, "A-1") == "running"
     assert state_of(store, "B2-1") == "available"
+
+
+def test_a_victim_makes_no_room_in_a_partition_of_that_name_elsewhere(store):
+    ceiling(store, 1, "discard", name="a", queue="qa")
+    ceiling(store, 1, "cancel_running", queue="", scope="class", rate_class="c")
+    steer(store).set_queue_weight("qb", 3)
+    fill(store, "X", 1, queue="qa", partition_key="p")
+    fill(store, "Y", 1, queue="qb", partition_key="p", rate_class="c")
+    for queue in ("qa", "qb"):
+        assert len(admit(store, queues=(queue,))) == 1
+    fill(store, "more", 1, queue="qa", partition_key="p")
+    fill(store, "new", 1, queue="qb", partition_key="p", rate_class="c")
+    assert ids(admit(store, queues=("qa", "qb"))) == ["new-1"]
+    found = {name: str(state_of(store, f"{name}-1")) for name in ("X", "Y", "more")}
+    assert found == {"X": "running", "Y": "cancelled", "more": "archived"}
+
+
+def test_two_ceilings_that_one_victim_does_not_relieve_take_two(store, clock: Clock):
+    """The second one was lowered below what is running."""
+    ceiling(store, 1, "cancel_running", name="partition")
+    ceiling(store, 2, "cancel_running", name="whole", scope="queue")
+    for name in "AB":
+        fill(store, name, 1)
+        assert ids(admit(store)) == [f"{name}-1"]
+        clock.advance_ms(1)
+    ceiling(store, 1, "cancel_running", name="whole", scope="queue")
+    fill(store, "new", 1, partition_key="A")
+    assert ids(admit(store)) == ["new-1"]
+    assert [state_of(store, f"{name}-1") for name in "AB"] == ["cancelled"] * 2
 
 
 def test_full_partitions_do_not_hide_an_open_one(store):
