@@ -9,7 +9,7 @@ from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.policy import BudgetConfig, RateClassConfig
 from tests.backends import Backend, Clock
-from tests.builders import START_MS, enqueue, envelope, job, state_of
+from tests.builders import START_MS, enqueue, envelope, job, state_of, steer
 from tests.scenarios.gate import admit, fill, ids, policies, rate_class, served, tokens
 
 HOUR = "5/3600000"
@@ -27,6 +27,41 @@ def test_a_class_admits_its_burst_and_no_more_on_any_worker(store):
     assert len(admit(store, worker="w1")) == 5
     assert tokens(store, "c") == 0
     assert len(admit(store, worker="w2")) == 0
+
+
+def test_cancelled_jobs_do_not_hide_when_a_class_reopens_for_another(store):
+    rate_class(store, "c", "1/1000", 1)
+    fill_class(store, 1, "spends")
+    admit(store)
+    for number in range(40):
+        fill_class(store, 1, f"gone{number:02}", partition_key=f"p{number:02}")
+    fill_class(store, 1, "waits", partition_key="z")
+    assert ids(admit(store)) == []
+    steer(store).cancel_jobs([f"gone{number:02}-1" for number in range(40)])
+    assert admit(store).retry_after_ms == 1000
+
+
+@pytest.mark.parametrize("queue", ["qa", "qb"])
+def test_a_class_reopens_in_one_of_several_queues_that_are_asked(store, clock, queue):
+    rate_class(store, "c", "1/1000", 1)
+    fill_class(store, 3, queue=queue)
+    both = {"queues": ("qa", "qb")}
+    for number in (1, 2, 3):
+        assert ids(admit(store, **both)) == [f"job-{number}"]
+        clock.advance_ms(999)
+        waits = admit(store, **both)
+        assert (ids(waits), waits.retry_after_ms) == ([], 1 if number < 3 else None)
+        clock.advance_ms(1)
+
+
+def test_a_class_without_limit_any_more_opens_in_all_queues_that_are_asked(store):
+    rate_class(store, "c", "0/1000", 1)
+    fill_class(store, 2, "a", queue="qa")
+    fill_class(store, 2, "b", queue="qb")
+    both = ("qa", "qb")
+    assert ids(admit(store, queues=both)) == ["a-1"]
+    policies(store).delete_rate_class("c")
+    assert sorted(ids(admit(store, queues=both))) == ["a-2", "b-1", "b-2"]
 
 
 def test_a_drained_class_refills_by_the_millisecond(store, clock: Clock):
