@@ -8,7 +8,7 @@ from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import Outcome
 from tests.backends import Backend, unchanged_by
 from tests.builders import claim_one, enqueue, state_of, steer
-from tests.scenarios.gate import admit, dispatched, fill, ids, queues
+from tests.scenarios.gate import ack_all, admit, dispatched, fill, ids, queues
 
 BOTH = ("heavy", "light")
 
@@ -63,6 +63,17 @@ def test_decisions_alone_move_the_ledger(store, backend: Backend):
     admit(store, queues=("a", "b"))
     assert dispatched(backend, "a") == [3]
     assert backend.snapshot().queues["a"][3] == 1
+
+
+def test_an_exit_does_not_move_the_ledger(store, backend: Backend):
+    """Not even where the queue is far behind another one that is asked for too."""
+    fill(store, "b", 1, queue="b")
+    running = admit(store, queues=("b",))
+    fill(store, "a", 100, queue="a")
+    assert len(admit(store, 100, queues=("a",))) == 100
+    ack_all(store, running)
+    assert ids(admit(store, queues=("a", "b"))) == []
+    assert dispatched(backend, "a", "b") == [100, 1]
 
 
 def test_a_paused_queue_is_skipped_and_its_running_jobs_go_on(store):
