@@ -145,6 +145,42 @@ def test_a_candidate_that_changed_after_it_was_read_is_left_to_a_later_call(
     assert ids(admit(store, 10)) == ["job-2"]
 
 
+def test_nobody_is_displaced_for_a_candidate_that_somebody_holds(store, other):
+    ceiling(store, 1, "cancel_running")
+    fill(store, "A", 1)
+    admit(store)
+    fill(store, "new", 1, partition_key="A")
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id = 'new-1' FOR UPDATE"
+    ).fetchall()
+    assert ids(admit(store)) == []
+    assert counts(store) == {"running": 1, "available": 1}
+    other.rollback()
+    assert ids(admit(store)) == ["new-1"]
+    assert counts(store) == {"cancelled": 1, "running": 1}
+
+
+def test_a_running_job_that_somebody_holds_is_not_displaced(store, postgres, other):
+    """It may be ending. The next oldest makes room, or nobody does."""
+    ceiling(store, 2, "cancel_running")
+    for name in ("A-1", "A-2"):
+        store.enqueue([envelope(name, partition_key="A")])
+        assert ids(admit(store)) == [name]
+        postgres.clock.advance_ms(1)
+    fill(store, "new", 2, partition_key="A")
+    hold = "SELECT FROM headgate.headgate_job WHERE id = %s FOR UPDATE"
+    with psycopg.connect(other.info.dsn, autocommit=True) as admitter:
+        admitter.execute("SET lock_timeout = '2s'")
+        other.execute(hold, ["A-1"]).fetchall()
+        claimed = admit_rows(admitter, capacity=1)[:-1]
+        assert [row["id"] for row in claimed] == ["new-1"]
+        other.execute(hold, ["new-1"]).fetchall()
+        assert admit_rows(admitter, capacity=1)[:-1] == []
+    assert counts(store) == {"running": 2, "cancelled": 1, "available": 1}
+    other.rollback()
+    assert ids(admit(store, 1)) == ["new-2"]
+
+
 def test_only_what_was_really_sent_away_is_told(store, other):
     ceiling(store, 1, "discard")
     fill(store, "job", 4, partition_key="p")
@@ -347,6 +383,31 @@ def test_rows_of_a_paused_queue_are_folded(store, postgres):
     assert stored == (0, 0, 0)
 
 
+def test_a_full_partition_opens_again_when_the_upkeep_hears_of_an_exit(store):
+    ceiling(store, 1, "queue")
+    fill(store, "A", 2)
+    first = admit(store)
+    assert ids(admit(store)) == []
+    ack_all(store, first)
+    assert store.maintenance.gate_fold(100) > 0
+    assert ids(admit(store)) == ["A-2"]
+
+
+def test_an_exit_that_the_upkeep_hears_of_frees_a_class_that_somebody_holds(
+    store, other
+):
+    ceiling(store, 1, "queue", queue="", scope="class", rate_class="c")
+    fill(store, "A", 2, rate_class="c")
+    first = admit(store)
+    assert ids(first) == ["A-1"]
+    ack_all(store, first)
+    other.execute("SELECT FROM headgate.headgate_rate_class FOR UPDATE").fetchall()
+    assert store.maintenance.gate_fold(100) > 0
+    other.rollback()
+    assert ids(admit(store)) == ["A-2"]
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
+
+
 @pytest.mark.parametrize("forced", [999, 0])
 def test_a_wrong_counter_is_put_right(store, postgres, forced):
     ceiling(store, 3, "queue")
@@ -384,6 +445,11 @@ def test_a_wrong_counter_of_a_class_is_put_right(store, postgres):
     [
         "UPDATE headgate.headgate_lane SET active = false",
         "UPDATE headgate.headgate_lane SET parked = true",
+        (
+            "UPDATE headgate.headgate_lane SET parked = true;"
+            " UPDATE headgate.headgate_lane_group"
+            " SET head_round = NULL, head_partition = NULL"
+        ),
         "DELETE FROM headgate.headgate_lane",
         "DELETE FROM headgate.headgate_lane_group",
         (
@@ -449,6 +515,50 @@ def test_partitions_without_work_are_dropped_after_a_day(store, postgres):
     assert look() == ["kept"]
     fill(store, "again", 1, partition_key="user-0")
     assert sorted(ids(admit(store))) == ["again-1", "kept-2"]
+
+
+def test_partitions_that_wait_or_have_something_of_their_own_are_not_dropped(
+    store, postgres
+):
+    fill(store, "waits", 1, sticky_worker="elsewhere")
+    fill(store, "runs", 1)
+    assert ids(admit(store)) == ["runs-1"]
+    fill(store, "first", 1)
+    fill(store, "saved", 1, scheduled_at_ms=2)
+    ack_all(store, admit(store, 1, quantum=1))
+    steer(store).operator_cancel("saved-1")
+    steer(store).set_partition_quantum("q", "agreed", 5)
+    for _ in range(2):
+        while store.maintenance.gate_fold(100):
+            pass
+        assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
+        postgres.clock.advance_ms(DAY_MS)
+    rows = postgres.connection.execute(
+        "SELECT partition_key FROM headgate.headgate_partition"
+    )
+    assert {name for (name,) in rows} == {"waits", "runs", "saved", "agreed"}
+    assert ids(admit(store, worker="elsewhere")) == ["waits-1"]
+
+
+def test_lanes_and_groups_of_dropped_partitions_go_with_them(store, postgres):
+    for number in range(3):
+        fill(store, f"user-{number}", 1, rate_class=f"class-{number}")
+    ack_all(store, admit(store))
+
+    def look() -> list[Any]:
+        for _ in range(3):
+            store.maintenance.gate_fold(100)
+            assert store.maintenance.gate_reconcile(100) == 0
+        return [
+            postgres.connection.execute(
+                f"SELECT count(*) FROM headgate.headgate_{table}"
+            ).fetchone()[0]
+            for table in ("partition", "lane", "lane_group")
+        ]
+
+    assert look()[:2] == [3, 3]
+    postgres.clock.freeze_at(START_MS + DAY_MS)
+    assert look() == [0, 0, 0]
 
 
 def test_a_partition_that_worked_meanwhile_is_not_dropped(store, postgres):
