@@ -142,6 +142,17 @@ def test_what_a_long_transaction_announces_is_heard_when_it_commits(store, other
     assert ids(admit(store, 5)) == ["late-1"]
 
 
+def test_what_the_oldest_open_transaction_announces_is_heard_alone(store, other):
+    """The bound stands at that transaction, and nothing else has happened since."""
+    tx = store.transactional.join(other)
+    store.transactional.enqueue_tx(tx, [envelope("late-1")])
+    fill(store, "soon", 1)
+    ack_all(store, admit(store))
+    assert ids(admit(store)) == []
+    other.commit()
+    assert ids(admit(store)) == ["late-1"]
+
+
 def bound_of(connection: psycopg.Connection[Any]) -> int:
     """Before which transaction nothing is left in the inbox of queue `q`."""
     found = connection.execute("SELECT inbox_from::text FROM headgate.headgate_queue")
@@ -172,6 +183,19 @@ def test_a_bound_of_another_server_does_not_come_true_later(store, other):
     restore_elsewhere(store, other)
     store.maintenance.gate_fold(100)
     assert bound_of(other) == 0
+
+
+def test_what_a_wrong_bound_hides_is_found_by_the_upkeep(store, postgres):
+    fill(store, "A", 1)
+    admit(store)
+    fill(store, "hidden", 1)
+    postgres.connection.execute(
+        "UPDATE headgate.headgate_queue"
+        " SET inbox_from = pg_snapshot_xmin(pg_current_snapshot())"
+    )
+    assert ids(admit(store)) == []
+    assert store.maintenance.gate_fold(100) > 0
+    assert ids(admit(store)) == ["hidden-1"]
 
 
 def test_each_queue_of_a_call_is_heard_on_whatever_the_others_had(store):
