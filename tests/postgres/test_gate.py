@@ -204,6 +204,8 @@ def test_a_locked_candidate_costs_its_class_nothing(store, postgres, other):
     assert tokens(store, "c") == 3
     assert inflight(postgres, "p") == 2
     assert postgres.snapshot().queues["q"][2] == 2
+    other.rollback()
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
 
 
 def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
