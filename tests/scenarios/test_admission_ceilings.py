@@ -15,6 +15,7 @@ from tests.scenarios.gate import (
     ack_all,
     admit,
     ceiling,
+    deficits,
     dispatched,
     fill,
     ids,
@@ -42,6 +43,18 @@ def test_each_partition_has_the_limit_for_itself(store):
     for name in "ABC":
         fill(store, name, 2)
     assert ids(admit(store)) == ["A-1", "B-1", "C-1"]
+
+
+def test_a_partition_that_another_workers_jobs_fill_earns_no_credit(
+    store, backend: Backend
+):
+    ceiling(store, 1, "queue")
+    fill(store, "own", 1, partition_key="A", sticky_worker="w1")
+    assert ids(admit(store, worker="w1")) == ["own-1"]
+    fill(store, "A", 1)
+    fill(store, "B", 3)
+    assert ids(admit(store, 1, quantum=1, worker="w2")) == ["B-1"]
+    assert deficits(backend, "A", "B") == [0, 0]
 
 
 def test_what_waits_at_a_ceiling_is_untouched(store, backend: Backend):
@@ -321,6 +334,16 @@ def test_a_class_can_be_bounded_over_all_queues(store):
     assert ids(admit(store, 9, queues=("a", "b"))) == []
     ack_all(store, first)
     assert ids(admit(store, 9, queues=("b",))) == ["B-2"]
+
+
+def test_an_exit_frees_its_class_though_nothing_of_it_waits(store):
+    ceiling(store, 1, "queue", queue="", scope="class", rate_class="c")
+    fill(store, "A", 1, rate_class="c")
+    ack_all(store, admit(store))
+    fill(store, "plain", 1)
+    assert ids(admit(store)) == ["plain-1"]
+    fill(store, "again", 1, rate_class="c")
+    assert ids(admit(store)) == ["again-1"]
 
 
 def test_the_strongest_full_ceiling_decides(store):
