@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from attrs import frozen
 from tenacity import (
@@ -86,7 +87,8 @@ class Signals:
 
     SIGTERM and SIGINT stop the worker, the second of them without waiting for handlers;
     the third ends the process at once. SIGUSR1 toggles whether work is taken, SIGUSR2
-    writes all stacks to standard error.
+    writes all stacks to standard error. A process that a handler forks is no worker: it
+    has the previous handlers, so that it can be ended.
     """
 
     def __init__(self, bell: Bell) -> None:
@@ -105,6 +107,7 @@ class Signals:
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._toggle)
         if hasattr(faulthandler, "register") and sys.__stderr__ is not None:
             faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
+        _installed.add(self)
         return self
 
     def __exit__(
@@ -113,6 +116,9 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         if self._previous and hasattr(faulthandler, "register"):
             faulthandler.unregister(signal.SIGUSR2)
         for signum, handler in self._previous.items():
@@ -132,6 +138,18 @@ class Signals:
     def _toggle(self, signum: int, frame: FrameType | None) -> None:
         self.toggles += 1
         self._bell.ring()
+
+
+_installed: WeakSet[Signals] = WeakSet()
+
+
+def _restore_in_child() -> None:
+    for signals in list(_installed):
+        signals._restore()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_in_child)
 
 
 class Drain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -92,6 +93,25 @@ def waits(ctx: JobContext, seconds: float, obeys: bool = True) -> None:
         ctx.sleep(seconds)
     else:
         threading.Event().wait(seconds)
+
+
+@hg.task("forks", queue=QUEUE, retention="1h")
+def forks(ctx: JobContext) -> None:
+    """End a process of its own as `multiprocessing` does."""
+    note_run(ctx)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    child = fork.Process(target=_say_and_stay, args=(there,))
+    child.start()
+    here.recv()
+    child.terminate()
+    child.join()
+    assert child.exitcode == -signal.SIGTERM
+
+
+def _say_and_stay(pipe: Any) -> None:
+    pipe.send("up")
+    threading.Event().wait()
 
 
 @hg.task("holds", queue=QUEUE, retention="1h")

@@ -95,6 +95,12 @@ def test_a_third_signal_ends_the_process_as_it_is(fleet: Fleet) -> None:
     assert "ends with code" not in worker.said
 
 
+def test_a_process_that_a_handler_forks_can_be_ended(fleet: Fleet) -> None:
+    fleet.start_ready()
+    fleet.enqueue("forks", "a")
+    fleet.wait_state("a", "completed")
+
+
 def test_a_draining_worker_keeps_its_leases(fleet: Fleet) -> None:
     """However much longer than a lease the drain takes, with others looking on."""
     worker = fleet.start("--lease", "1s", "--no-duties", "--shutdown-timeout", "30s")
