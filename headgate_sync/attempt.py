@@ -56,6 +56,8 @@ class LiveAttempt:
         capture: collects log records for this attempt into `logs`; None does not.
         span: what telemetry sinks keep for the attempt until its end.
         interrupt: of a handler that may be struck by an exception.
+        kill: ends the process that runs the handler at once, from any thread; None
+            where there is none, or none any more.
         renewing: the heartbeat extends the lease.
         settled: somebody decided the outcome; later results are dropped.
         returned: the handler's thread is free again.
@@ -78,6 +80,7 @@ class LiveAttempt:
         "in_doubt",
         "in_once",
         "interrupt",
+        "kill",
         "lease",
         "lease_due_s",
         "logs",
@@ -124,6 +127,7 @@ class LiveAttempt:
         self.logs: LogBuffer | None = None
         self.span: tuple[object, ...] = ()
         self.interrupt: Interrupt | None = None
+        self.kill: Callable[[], None] | None = None
         self.thread_id: int | None = None
         self.retry: RetryPolicy | None = None
         self.finished: Settlement | None = None

@@ -64,7 +64,7 @@ class IsolatedProcess:
         inherit_env: add to the worker's own environment instead.
         cwd: working directory; None is the worker's.
         kill_grace: how long the process group may react to SIGTERM before it is killed;
-            0 kills at once.
+            0 kills at once. At the end of the worker it is `cancel_grace` at most.
     """
 
     command: tuple[str, ...] = field(converter=_arguments)
@@ -160,10 +160,12 @@ def run_isolated(
     """
     child = _Child(process)
     try:
+        attempt.kill = child.kill
         context.on_cancel(child.cancel)
         child.run(request_of(attempt))
     finally:
         child.close()
+        attempt.kill = None
     try:
         raise_answer(child)
     except ProcessFailed:
@@ -213,6 +215,11 @@ class _Child:
         self._cancelled = True
         self._wake()
 
+    def kill(self) -> None:
+        """Like `cancel`, without any grace, also for one that has begun."""
+        self._grace_s = 0.0
+        self.cancel()
+
     def _wake(self) -> None:
         # Full, so that a wake-up is under way already; or closed, for it is over.
         with suppress(OSError):
@@ -257,15 +264,15 @@ class _Child:
         pipes: Mapping[IO[bytes], bytearray],
         request: memoryview,
     ) -> None:
-        kill_at_s: float | None = None
+        cancelled_s: float | None = None
         while not self._ended:
             left_s = None
-            if (self._cancelled or self.overflow) and kill_at_s is None:
-                kill_at_s = time.monotonic() + self._grace_s
+            if (self._cancelled or self.overflow) and cancelled_s is None:
+                cancelled_s = time.monotonic()
                 if self._grace_s:
                     self._signal(signal.SIGTERM)
-            if kill_at_s is not None:
-                left_s = kill_at_s - time.monotonic()
+            if cancelled_s is not None:
+                left_s = cancelled_s + self._grace_s - time.monotonic()
                 if left_s <= 0:
                     self._kill()
                     left_s = _LAST_OUTPUT_S  # until the end is reported

@@ -47,6 +47,7 @@ EXIT_MEMORY = 12
 EXIT_LOOP_DEAD = 13
 RELEASE_WINDOW_MS = 5_000
 STORE_GRACE_S = 0.5
+KILLED_S = 0.5
 
 
 @frozen
@@ -199,6 +200,7 @@ class Drain:
             if not attempt.returned:
                 attempt.cancel(CancelReason.SHUTDOWN)
         self._wait(self._now_s() + grace_ms / 1000)
+        self._kill()
         window_s = min(timeout_ms, RELEASE_WINDOW_MS) / 1000
         until_s = self._now_s() + window_s
         released = self._release(window_s)
@@ -229,6 +231,13 @@ class Drain:
             if left_s <= 0:
                 return
             self._bell.wait(left_s)
+
+    def _kill(self) -> None:
+        """End the processes of attempts, before others run those jobs again."""
+        for attempt in self._inflight.attempts():
+            if (kill := attempt.kill) is not None:
+                kill()
+        self._wait(self._now_s() + KILLED_S, over=lambda attempt: not attempt.kill)
 
     def _release(self, window_s: float) -> int:
         """Hand back what still runs; returns how many the store took."""

@@ -20,7 +20,7 @@ from headgate_sync.cancel import CancelReason
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
-from headgate_sync.worker import IsolatedProcess
+from headgate_sync.worker import ExitStatus, IsolatedProcess
 from headgate_sync.worker.isolated import MAX_CHILD_OUTPUT_BYTES
 from tests.builders import envelope, job, state_of, steer
 from tests.worker import isolated_app
@@ -349,6 +349,19 @@ def test_a_process_that_ignores_the_grace_is_killed_after_it(
     attempt.cancel(CancelReason.TIMEOUT)
     thread.join(PATIENCE_S)
     wait_for(lambda: all(map(gone, pids)), "both are gone")
+
+
+def test_no_grace_outlasts_the_worker(store: Any, tmp_path: Path) -> None:
+    """Its job is handed back, and must not run twice from then on."""
+    process = script(sleeper(tmp_path, ignoring=True), kill_grace="1h")
+    put(store)
+    with working(
+        store, registry_of(process), shutdown_timeout="50ms", cancel_grace="50ms"
+    ) as worker:
+        pids = [pid_of(tmp_path / name) for name in ("parent", "child")]
+    wait_for(lambda: all(map(gone, pids)), "both are gone")
+    assert worker.exit_status == ExitStatus(10, 1, 0)
+    assert state_of(store, "a") is State.AVAILABLE
 
 
 def test_what_a_process_leaves_behind_is_ended_with_it(
