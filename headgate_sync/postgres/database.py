@@ -45,6 +45,7 @@ _OWN_SETTINGS = (
     b"; SET LOCAL idle_in_transaction_session_timeout = 0"
     b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
 )
+_OWN_SETTINGS_17 = b"; SET LOCAL transaction_timeout = 0"
 # Whoever looks waits for nobody, is stopped before it costs much, and reads by index
 # whatever the planner believes of tables that were never analysed.
 _LOOK = (
@@ -62,6 +63,7 @@ SELECT pg_catalog.current_setting('default_transaction_isolation') = 'read commi
   AND pg_catalog.current_setting('statement_timeout') = '0'
   AND pg_catalog.current_setting('lock_timeout') = '0'
   AND pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
+  AND COALESCE(pg_catalog.current_setting('transaction_timeout', true), '0') = '0'
   AND pg_catalog.current_setting('client_encoding') = 'UTF8'
   AND pg_catalog.strpos(pg_catalog.current_setting('search_path'), 'pg_catalog') = 0,
   pg_catalog.pg_backend_pid()
@@ -405,9 +407,11 @@ class Database:
             raise
 
     def _begin(self, session: Session, begin: bytes | None = None) -> None:
+        plain = self._is_plain(session)
         if begin is None:
-            plain = self._is_plain(session)
             begin = _BEGIN if plain else _BEGIN + _OWN_SETTINGS
+        if not plain and session.connection.pgconn.server_version >= 170_000:
+            begin += _OWN_SETTINGS_17
         session.command(begin)
         self._verified(session)
 

@@ -204,16 +204,31 @@ def live_through(store, clock):
     assert state_of(store, "c") is State.RETRYABLE
 
 
-def test_the_time_limit_of_a_role_ends_no_statement(postgres, admin, database_url):
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("statement_timeout", errors.QueryCanceled),
+        ("transaction_timeout", errors.TransactionTimeout),
+    ],
+)
+def test_the_time_limit_of_a_role_ends_no_statement(
+    postgres, admin, database_url, setting, error
+):
+    if setting == "transaction_timeout" and admin.info.server_version < 170_000:
+        pytest.skip("PostgreSQL 17 brought this limit")
     with (
-        hostile_role(admin, {"statement_timeout": "150ms"}) as role,
+        hostile_role(admin, {setting: "150ms"}) as role,
         ConnectionPool(
             make_conninfo(database_url, user=role), min_size=0, max_size=3, open=True
         ) as pool,
         clock_of(admin, slow(seconds=0.4)),
     ):
-        assert PgStore(pool, SCHEMA).promote_due(1) == 0
-        with pool.connection() as connection, pytest.raises(errors.QueryCanceled):
+        store = PgStore(pool, SCHEMA)
+        assert store.promote_due(1) == 0
+        with store.transactional.transaction() as tx:
+            tx.connection.execute("SELECT pg_sleep(0.4)")
+        assert store.inspect.store_now_ms() == START_MS
+        with pool.connection() as connection, pytest.raises(error):
             connection.execute("SELECT pg_sleep(0.4)")
 
 
