@@ -178,6 +178,12 @@ class StoreConflict(StoreUnavailable):
         self.sqlstate = sqlstate
 
 
+class StoreClosed(StoreUnavailable):
+    """This program has closed the store, or the pool below it."""
+
+    retryable = False
+
+
 class BackendError(StoreError):
     """The database refused a statement for a reason that has no class of its own."""
 

@@ -16,10 +16,12 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
+from psycopg_pool import PoolClosed
 
 from headgate_sync.errors import (
     BackendError,
     ConfigurationError,
+    StoreClosed,
     StoreConflict,
     StoreError,
     StoreUnavailable,
@@ -90,11 +92,13 @@ class LookedTooLong(StoreUnavailable):
 def translate(error: BaseException) -> StoreError:
     """The store's error for what the driver or the pool raised, by SQLSTATE.
 
-    Without a SQLSTATE an operational error (refused, lost, pool empty or closed) is an
-    outage; anything else is a fault of the statement.
+    Without a SQLSTATE an operational error (refused, lost, pool empty) is an outage;
+    anything else is a fault of the statement.
     """
     if isinstance(error, StoreError):
         return error
+    if isinstance(error, PoolClosed):
+        return StoreClosed(str(error))
     sqlstate = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split()) or type(error).__name__
     if sqlstate is None:

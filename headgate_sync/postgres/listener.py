@@ -27,7 +27,7 @@ from headgate_sync.envelope import (
 from headgate_sync.errors import (
     ConfigurationError,
     InvalidRequest,
-    StoreUnavailable,
+    StoreClosed,
 )
 from headgate_sync.loggers import guarded
 from headgate_sync.postgres.database import DEFAULT_SCHEMA
@@ -166,7 +166,7 @@ class Listener:
 
         Raises:
             InvalidRequest: an argument is malformed.
-            StoreUnavailable: the listener was closed before the call.
+            StoreClosed: the listener was closed before the call.
         """
         check_int("timeout_ms", timeout_ms, 0, MAX_RELATIVE_MS)
         if isinstance(queues, str | bytes):
@@ -175,7 +175,7 @@ class Listener:
         deadline = time.monotonic() + timeout_ms / 1000
         with self._lock:
             if self._closed:
-                raise StoreUnavailable("the listener is closed")
+                raise StoreClosed("the listener is closed")
             waiter = self._waiter_for(names)
             self._ensure_thread()
             while True:

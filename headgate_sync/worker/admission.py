@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.errors import StoreError
+from headgate_sync.errors import StoreClosed, StoreError
 from headgate_sync.lease import AdmissionBatch, AdmitRequest
 from headgate_sync.loggers import guarded
 from headgate_sync.policy import next_delay
@@ -136,6 +136,9 @@ class Admission:
         """Ask once, unless every slot is taken, and hand over what was admitted.
 
         An error of the store is logged and counts as an empty answer.
+
+        Raises:
+            StoreClosed: no question will be answered any more.
         """
         # Set before the slots are counted: one that is freed in between is heard of.
         self._inflight.hungry = True
@@ -148,6 +151,8 @@ class Admission:
         woke, self._noticed = self._noticed, False
         try:
             batch, attempts = self.ask(free)
+        except StoreClosed:
+            raise
         except StoreError as error:
             logger.warning("admit failed, tried again later: %s", error)
             self._pulse.failed(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from headgate_sync.errors import StoreUnavailable
+from headgate_sync.errors import StoreClosed, StoreUnavailable
 from headgate_sync.loggers import guarded
 
 logger = guarded(__name__)
@@ -64,9 +64,11 @@ class LoopGuard:
         """A round failed.
 
         Returns:
-            Seconds to pause. After 20 failures in a row the loop is `dead`.
+            Seconds to pause. After 20 failures in a row, or when the program itself
+            has closed the store, the loop is `dead`.
         """
-        if isinstance(error, StoreUnavailable):
+        closed = isinstance(error, StoreClosed)
+        if isinstance(error, StoreUnavailable) and not closed:
             # The database is away: the worker waits for it, however long it takes.
             self._outages += 1
             logger.warning("%s: %s", self.name, error)
@@ -84,7 +86,7 @@ class LoopGuard:
             self._logged_s, self._unlogged = now_s, 0
         else:
             self._unlogged += 1
-        self.dead = self._consecutive >= FAILURES_UNTIL_DEAD
+        self.dead = closed or self._consecutive >= FAILURES_UNTIL_DEAD
         return self._pause(self._consecutive)
 
     def noted(self, error: BaseException) -> None:

@@ -114,6 +114,13 @@ def _say_and_stay(pipe: Any) -> None:
     threading.Event().wait()
 
 
+@hg.task("closes", queue=QUEUE, retention="1h")
+def closes(ctx: JobContext) -> None:
+    """Close what the worker needs, as the end of a script does."""
+    note_run(ctx)
+    hg.close()
+
+
 @hg.task("holds", queue=QUEUE, retention="1h")
 def holds(ctx: JobContext, seconds: float) -> None:
     """Work for a time, and note when that began and ended by the database's clock."""

@@ -153,6 +153,13 @@ def test_a_process_is_never_alive_and_idle(fleet: Fleet, call: str) -> None:
     assert fleet.job("a").attempt == 0
 
 
+def test_a_worker_whose_store_is_closed_ends(fleet: Fleet) -> None:
+    worker = fleet.start_ready("--shutdown-timeout", "1s")
+    fleet.enqueue("closes", "a")
+    assert worker.wait() == 13
+    assert "could not be revived; the worker drains and ends" in worker.said
+
+
 def test_a_worker_may_run_beside_the_main_thread(fleet: Fleet) -> None:
     """Main returns, and the worker goes on without signal handlers until stopped."""
     program = """

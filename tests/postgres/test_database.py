@@ -19,6 +19,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequest
 
 from headgate_sync.errors import (
     BackendError,
+    StoreClosed,
     StoreConflict,
     StoreError,
     StoreUnavailable,
@@ -76,13 +77,18 @@ def test_a_sqlstate_becomes_the_error_of_its_class(code, wanted):
         psycopg.OperationalError("the connection is closed"),
         psycopg.InterfaceError("the cursor is closed"),
         PoolTimeout("no connection in time"),
-        PoolClosed("the pool is closed"),
         TooManyRequests("the queue is full"),
         ConnectionResetError("reset"),
     ],
 )
 def test_an_error_of_the_connection_is_an_outage(error):
     assert type(translate(error)) is StoreUnavailable
+
+
+def test_a_pool_that_its_owner_closed_is_none():
+    error = translate(PoolClosed("the pool is closed"))
+    assert type(error) is StoreClosed
+    assert not error.retryable
 
 
 def test_an_error_of_the_driver_is_a_fault_of_the_statement():
