@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import select
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +124,23 @@ def answer_of(verdict: Verdict) -> str:
     return ANSWER + json.dumps(answer)
 
 
+def end_with_worker() -> None:
+    """End this process, and its group, when the worker has died.
+
+    One that was killed can kill nobody any more. Its end of the pipe for the answer
+    closes with it, which is an error on this end, whatever anybody waits for.
+    """
+    answer = os.dup(sys.stdout.fileno())  # the handler may put something else there
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(answer, 0)
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="headgate-worker", daemon=True).start()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the attempt that stands on standard input."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -128,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     request = json.load(sys.stdin.buffer)
     if request.get("version") != VERSION:
         raise ConfigurationError(f"unsupported version {request.get('version')!r}")
+    end_with_worker()
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)

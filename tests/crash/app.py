@@ -13,7 +13,7 @@ import psycopg
 from headgate_sync.app import Headgate
 from headgate_sync.context import JobContext
 from headgate_sync.postgres.store import PgStore
-from headgate_sync.worker import loops
+from headgate_sync.worker import IsolatedProcess, loops
 
 QUEUE = "crash"
 URL = os.environ["HEADGATE_DATABASE_URL"]
@@ -119,6 +119,18 @@ def closes(ctx: JobContext) -> None:
     """Close what the worker needs, as the end of a script does."""
     note_run(ctx)
     hg.close()
+
+
+@hg.task(
+    "apart",
+    queue=QUEUE,
+    retention="1h",
+    isolated=IsolatedProcess.python("tests.crash.app:hg", inherit_env=True),
+)
+def apart(ctx: JobContext) -> None:
+    """Never end, in a process of its own."""
+    note_run(ctx)
+    threading.Event().wait()
 
 
 @hg.task("holds", queue=QUEUE, retention="1h")

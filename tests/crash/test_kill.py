@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import psutil
 import pytest
 
 from tests.crash.fleet import Fleet, timed
@@ -22,6 +23,14 @@ def counts(fleet: Fleet, id: str) -> tuple[str, int, int, int]:
     return job.state, job.attempt, job.crash_attempt, job.fence
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended, whoever has to collect it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_worker_killed_in_a_handler_is_replaced_within_its_lease(
     fleet: Fleet,
 ) -> None:
@@ -36,6 +45,16 @@ def test_a_worker_killed_in_a_handler_is_replaced_within_its_lease(
     assert counts(fleet, "a") == ("completed", 0, 1, 2)
     assert fleet.runs("a") == [1, 2]
     assert fleet.effects() == {"a": 1}
+
+
+def test_an_attempt_in_a_process_of_its_own_dies_with_its_worker(fleet: Fleet) -> None:
+    worker = fleet.start_ready()
+    fleet.enqueue("apart", "a")
+    fleet.wait_for(lambda: bool(fleet.runs("a")), "it runs")
+    [pid] = fleet.pids("a")
+    assert pid != worker.pid
+    worker.kill()
+    fleet.wait_for(lambda: gone(pid), "its process is gone")
 
 
 def test_a_worker_killed_inside_its_transaction_leaves_no_effect(fleet: Fleet) -> None:
