@@ -48,7 +48,8 @@ class InFlight:
     @property
     def taken(self) -> int:
         """Slots whose handler runs or whose ack waits to be sent."""
-        return len(self._attempts) - self._airborne
+        with self.lock:  # an attempt that leaves changes both numbers
+            return len(self._attempts) - self._airborne
 
     @property
     def free(self) -> int:

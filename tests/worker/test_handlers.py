@@ -60,6 +60,31 @@ def test_as_many_handlers_run_together_as_there_are_slots(store: Any) -> None:
     assert {state_of(store, id) for id in ids} == {State.COMPLETED}
 
 
+def test_no_look_at_the_slots_finds_one_too_many(store: Any, monkeypatch: Any) -> None:
+    """Else `--threads 1` now and then runs two handlers at once."""
+    put(store, 2)
+    inflight = Bench(store, capacity=1).inflight
+    ended, runs = Bench(store, capacity=2).admit()
+    inflight.add([ended])
+    inflight.finish(ended, acks=True)
+    inflight.take_off([ended])
+    inflight.add([runs])
+    free: list[int] = []
+    look = threading.Thread(target=lambda: free.append(inflight.free))
+
+    class Watched(dict[Any, Any]):
+        def pop(self, *args: Any) -> Any:
+            popped = super().pop(*args)
+            look.start()
+            look.join(0.1)  # time enough, unless it has to wait for the rest
+            return popped
+
+    monkeypatch.setattr(inflight, "_attempts", Watched(inflight._attempts))
+    inflight.conclude([ended])
+    look.join(PATIENCE_S)
+    assert free == [0]
+
+
 def test_an_ack_does_not_wait_for_a_handler_that_runs(store: Any) -> None:
     gate, registry = Gate(), Registry()
 
