@@ -71,9 +71,8 @@ class HandlerThreads:
             self._queue.put(chunk)
 
     def end(self) -> None:
-        """Let every thread end after what it does now."""
-        for _ in range(self._inflight.capacity + 1):
-            self._queue.put(_END)
+        """Let every thread end once nothing is left to do."""
+        self._queue.put(_END)
 
     def join(
         self, timeout_s: float, *, but: Set[int | None] = frozenset()
@@ -118,7 +117,11 @@ class HandlerThreads:
                         queue.put(_FLY)
                         continue
                 elif order is _END:
-                    return
+                    over = queue.empty()
+                    queue.put(_END)  # for the others, or behind acks that wait
+                    if over:
+                        return
+                    continue
                 elif isinstance(order, _Call):
                     order.work()
                     continue

@@ -110,6 +110,20 @@ def test_an_ack_does_not_wait_for_a_handler_that_runs(store: Any) -> None:
         pool.drain()
 
 
+def test_an_ack_that_gets_ready_at_the_end_is_sent(store: Any) -> None:
+    """Else a job that was done runs again when its lease has run out."""
+    gate, registry = Gate(), Registry()
+    registry.task("k")(lambda: gate.hold())
+    [id] = put(store, 1)
+    with Pool(store, registry, capacity=1) as pool:
+        pool.feed()
+        gate.wait()
+        pool.threads.end()
+        gate.open()
+        assert pool.threads.join(PATIENCE_S) == []
+    assert state_of(store, id) is State.COMPLETED
+
+
 def test_a_thread_that_a_handler_ended_is_replaced(store: Any, caplog: Any) -> None:
     registry = Registry()
 
