@@ -135,6 +135,7 @@ class ServiceLoop:
         self._now_s = now_s
         self._wake = threading.Event()
         self._stopped = threading.Event()
+        self._started = False
         self._thread = threading.Thread(
             target=self._run, name=f"headgate-{name}", daemon=True
         )
@@ -142,6 +143,7 @@ class ServiceLoop:
     def start(self) -> None:
         """Start the thread; the first step is due at once."""
         self._thread.start()
+        self._started = True
 
     def nudge(self) -> None:
         """Make the next step due now. Not for signal handlers."""
@@ -154,15 +156,16 @@ class ServiceLoop:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the thread; False when it is still running."""
-        if self._thread.ident is not None:
+        if self._started:
             self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
     @property
     def ended(self) -> bool:
         """The thread was started and is gone, although nobody stopped it."""
-        started = self._thread.ident is not None
-        return started and not (self._stopped.is_set() or self._thread.is_alive())
+        gone = self._started and not self._thread.is_alive()
+        # Looked at last: a thread that obeyed was stopped before it was gone.
+        return gone and not self._stopped.is_set()
 
     def health(self) -> LoopHealth:
         """How the loop is doing."""

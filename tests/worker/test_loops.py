@@ -125,6 +125,27 @@ def test_a_loop_that_cannot_be_revived_says_so_and_ends(
     assert not loop.health().alive
 
 
+def test_a_thread_that_begins_or_is_stopped_just_now_is_not_lost() -> None:
+    """Whoever looks may be interrupted between one question and the next."""
+
+    class Thread:
+        ident = 1
+
+        def start(self) -> None:
+            looks.append(loop.ended)
+
+        def is_alive(self) -> bool:
+            loop.stop()
+            return False
+
+    looks: list[bool] = []
+    loop = ServiceLoop("duties", lambda: 0.0, died=lambda name: None)
+    loop._thread = Thread()  # type: ignore[assignment]
+    loop.start()
+    looks.append(loop.ended)
+    assert looks == [False, False]
+
+
 def test_a_stop_does_not_wait_for_the_pause_after_a_failure(monkeypatch: Any) -> None:
     monkeypatch.setattr(loops, "FIRST_PAUSE_S", 1_000.0)
     monkeypatch.setattr(loops, "LONGEST_PAUSE_S", 1_000.0)
