@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
     stop_when_event_set,
-    wait_exponential,
 )
 
 from headgate_sync.attempt import LiveAttempt
@@ -26,6 +26,8 @@ from headgate_sync.worker.inflight import InFlight
 
 logger = guarded(__name__)
 
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
 RESULT_NOT_STORED = "result could not be stored"
 _REMOVING = (Outcome.SUCCESS, Outcome.REVOKE)  # may delete the row they settle
 
@@ -97,11 +99,12 @@ class AckBox:
         self._waiting: deque[Outgoing] = deque()
         self._flying = False
         self._aboard: list[Outgoing] = []  # the pilot's alone: not judged yet
+        self._outages = 0  # the pilot's too: calls in a row without an answer
         self._insists = False  # a box for acks whose rows are locked
         self._given_up = threading.Event()
         self._retrying = Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
-            wait=wait_exponential(multiplier=0.1, max=2),
+            wait=self._pause_s,
             stop=stop_when_event_set(self._given_up),
             sleep=sleep_using_event(self._given_up),
             reraise=True,
@@ -149,6 +152,12 @@ class AckBox:
             if not isinstance(error, StoreUnavailable):
                 raise
 
+    def _pause_s(self, state: RetryCallState) -> float:
+        # One flight may go on for as long as acks come, and meet many an outage: what
+        # was answered meanwhile begins the pauses anew.
+        doublings = min(max(self._outages - 2, 0), 10)
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings)
+
     def _fly(self) -> None:
         while flight := self._next_flight():
             self._aboard = flight
@@ -187,6 +196,7 @@ class AckBox:
 
     def _wait_again(self, flight: list[Outgoing], error: StoreUnavailable) -> bool:
         """Put undecided acks back in front, but for those whose lease has run out."""
+        self._outages += 1
         now_s = self._now_s()
         kept: list[Outgoing] = []
         expired: list[Outgoing] = []
@@ -229,6 +239,8 @@ class AckBox:
         self._inflight.conclude(over)
         if refused:
             self._send_plain(refused)
+        if conflict is None or not self._insists:
+            self._outages = 0
         if conflict is None:
             return
         if self._insists:
@@ -248,7 +260,7 @@ class AckBox:
             failed=self._failed,
         )
         apart._given_up, apart._insists = self._given_up, True
-        apart._retrying = self._retrying
+        apart._retrying = self._retrying.copy(wait=apart._pause_s)
         apart._waiting.extend(undecided)
         apart._flying = True
         try:

@@ -216,6 +216,38 @@ def test_an_ack_is_sent_again_until_the_store_answers(
     assert state_of(store, "a") is State.COMPLETED
 
 
+def test_outages_long_ago_do_not_lengthen_the_pause_after_the_next(
+    store: Any, monkeypatch: Any
+) -> None:
+    """A flight of a busy worker may last for hours."""
+    ids = [f"j{n}" for n in range(12)]
+    enqueue(store, *ids)
+    bench = Bench(Tap(store), capacity=12)
+    attempts = bench.admit()
+    pauses: list[float] = []
+    monkeypatch.setattr(
+        bench.acks._given_up, "wait", lambda timeout: pauses.append(timeout)
+    )
+
+    def end() -> None:
+        attempt = attempts.pop()
+        bench.inflight.finish(attempt, acks=True)
+        bench.acks.submit(attempt, success(attempt))
+
+    def fail_every_other(real: Any, acks: Any) -> Any:
+        if bench.store.count("ack_batch") % 2:
+            raise StoreUnavailable("away")
+        if attempts:
+            end()  # so that the flight goes on
+        return real(acks)
+
+    bench.store.around["ack_batch"] = fail_every_other
+    end()
+    bench.acks.fly()
+    assert {state_of(store, id) for id in ids} == {State.COMPLETED}
+    assert set(pauses) == {0.1}
+
+
 def test_an_ack_is_given_up_when_its_lease_has_run_out_but_tried_twice(
     store: Any, caplog: Any
 ) -> None:
