@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,6 +85,26 @@ def test_the_local_end_counts_from_the_sending(store: Any) -> None:
     sent_s = beating.steps()
     beating.beat()
     assert attempt.lease_due_s == sent_s + 30
+
+
+def test_a_slow_answer_does_not_put_off_the_next_beat(store: Any) -> None:
+    """Between two renewals lies a third of a lease, counted from sending to sending."""
+    enqueue(store, *[f"j{n:02}" for n in range(64)])
+    beating = Beating(store, capacity=64, lease="900ms")
+    beating.bench.admit()
+    confirmed_s: list[float] = []
+
+    def slow(real: Any, *args: Any, **keywords: Any) -> Any:
+        beating.steps.advance(0.2)
+        confirmed_s.append(beating.steps())
+        return real(*args, **keywords)
+
+    beating.tap.around["renew"] = slow
+    for _ in range(5):
+        beating.steps.at_s = beating.heartbeat.step()
+    gaps_s = [later - earlier for earlier, later in pairwise(confirmed_s)]
+    assert gaps_s == [pytest.approx(0.3)] * 4
+    assert {len(leases) for leases in beating.tap.given("renew")} == {64}
 
 
 def test_an_operators_cancel_stops_the_handler_at_the_next_beat(
