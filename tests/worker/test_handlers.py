@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import pytest
 
+from headgate_sync.errors import BackendError
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
 from headgate_sync.worker.handlers import HandlerThreads
@@ -169,6 +170,38 @@ def test_whatever_handlers_raise_the_number_of_threads_stays(
             pool.drain()
         assert threading.active_count() == before
         assert {state_of(store, id) for id in ids} == {State.RETRYABLE}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BackendError("no such text"), ValueError("bug"), SystemExit(1), DirectlyBase()],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_comes_of_their_acks_the_number_of_threads_stays(
+    store: Any, error: BaseException
+) -> None:
+    """A hundred jobs whose outcome no store takes are left to the reclaimer."""
+    registry = Registry()
+    registry.task("k")(lambda: None)
+
+    def refuse(real: Any, acks: Any) -> Any:
+        raise error
+
+    with Pool(store, registry, capacity=4) as pool:
+        before = threading.active_count()
+        pool.bench.store.around["ack_batch"] = refuse
+        ids = put(store, 100)
+        for _ in range(25):
+            assert pool.feed() == 4
+            pool.drain()
+        assert threading.active_count() == before
+        assert {state_of(store, id) for id in ids} == {State.RUNNING}
+        assert not pool.bench.accepted
+        pool.bench.store.around.clear()
+        store.enqueue([envelope("later", kind="k", payload=b"{}")])
+        pool.feed()
+        pool.drain()
+        assert state_of(store, "later") is State.COMPLETED
 
 
 def test_a_fault_around_a_handler_wedges_no_slot(store: Any, caplog: Any) -> None:

@@ -16,6 +16,7 @@ from headgate_sync.policy import Poll
 from headgate_sync.postgres.database import Session
 from headgate_sync.postgres.store import PgStore
 from headgate_sync.registry import Registry
+from headgate_sync.worker import loops
 from headgate_sync.worker.admission import Admission
 from headgate_sync.worker.duties import Duties
 from headgate_sync.worker.health import Pulse
@@ -143,6 +144,29 @@ def test_a_listener_that_was_closed_makes_nobody_spin() -> None:
     waits = [listening.step() - steps() for _ in range(3)]
     assert waits == [0, 0, WAIT_MS / 1000]
     assert len(noticed) == 2
+
+
+def test_a_worker_that_can_never_listen_again_ends_in_order(
+    own_store: PgStore, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(loops, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(loops, "LONGEST_PAUSE_S", 0.002)
+    gate, registry, tap = Gate(), Registry(), Tap(own_store)
+    registry.task("k")(lambda: gate.hold())
+    put(own_store, "a")
+    listener = Tap(own_store.notifying)
+    tap.__dict__["notifying"] = listener
+    with working(tap, registry) as worker:
+        gate.wait()
+        listener.fail("wait_wakeup", *[RuntimeError("for ever")] * 99)
+        wait_for(lambda: worker.health().status == "failing", "it gives up")
+        assert not worker.health().threads["notify"].alive
+        gate.open()
+        wait_for(lambda: worker.exit_status is not None, "it ends by itself")
+    assert worker.exit_status is not None
+    assert worker.exit_status.code == 13
+    assert state_of(own_store, "a") is State.COMPLETED
+    assert "could not be revived" in caplog.text
 
 
 def test_an_idle_worker_costs_the_server_two_statements_a_second(

@@ -376,12 +376,18 @@ def test_a_store_without_inspection_has_no_schedules():
     assert scheduler_sweep(Bare()).enqueued == 0  # type: ignore[arg-type]
 
 
-def test_the_clock_of_the_node_plays_no_part(swept, store, clock, monkeypatch):
-    put(store, clock, next_run_ms=clock.now_ms() + 1)
-    six_hours_ahead = time.time() + 6 * 3_600
-    monkeypatch.setattr(time, "time", lambda: six_hours_ahead)
-    monkeypatch.setattr(time, "time_ns", lambda: int(six_hours_ahead * 1e9))
+@pytest.mark.parametrize("off_ms", [-HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])
+def test_the_clock_of_the_node_plays_no_part(swept, store, clock, monkeypatch, off_ms):
+    clock.freeze_at(999_999)
+    put(store, clock, next_run_ms=1_000_000)
+    off_s = time.time() + off_ms / 1_000
+    monkeypatch.setattr(time, "time", lambda: off_s)
+    monkeypatch.setattr(time, "time_ns", lambda: int(off_s * 1e9))
     assert scheduler_sweep(swept).enqueued == 0
+    clock.advance_ms(1)
+    assert scheduler_sweep(swept).enqueued == 1
+    assert tick_ids(store) == ["sched-s-1000000"]
+    assert known(store).next_run_ms == 1_001_000
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])
