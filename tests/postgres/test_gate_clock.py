@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -13,7 +14,8 @@ from psycopg_pool import ConnectionPool
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.builders import LEASE_MS, enqueue
-from tests.scenarios.gate import admit, fill, rate_class
+from tests.postgres.watching import until, wait_until_blocked
+from tests.scenarios.gate import admit, ceiling, fill, rate_class
 from tests.servers import new_database
 
 TOLERANCE_MS = 5_000
@@ -93,3 +95,29 @@ def test_a_class_gave_what_it_had_at_the_instant_that_its_claims_bear(server_url
     [claimed_at_ms] = {claim.claimed_at_ms for claim in claims}
     # What was taken did not grow again before the instant at which it was taken.
     assert sorted(told) == [("first", claimed_at_ms, 0), ("later", claimed_at_ms, 0)]
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["plain", "limited"])
+def test_a_lease_granted_after_a_wait_has_its_whole_length(
+    postgres, database_url, limited
+):
+    """Also when the wait for the queue took longer than the lease will."""
+    store = postgres.make_store()
+    if limited:
+        rate_class(store, "c", "5/1000", 5)
+        ceiling(store, 9, "queue")
+    fill(store, "job", 1, rate_class="c" if limited else "")
+
+    def claims_after_a_wait():
+        """None where the queue was locked for longer than anybody waits."""
+        with psycopg.connect(database_url) as other, ThreadPoolExecutor(1) as threads:
+            other.execute("SELECT headgate.headgate_lock_queues(ARRAY['q'])")
+            asked = threads.submit(admit, store)
+            wait_until_blocked(postgres.connection, other)
+            postgres.clock.advance_ms(2 * LEASE_MS)
+            other.rollback()
+            return asked.result().claims
+
+    [claim] = until(claims_after_a_wait, "a claim after a wait")
+    assert claim.expires_at_ms == postgres.clock.now_ms() + LEASE_MS
+    assert store.reclaim_expired(1) == []
