@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headgate_sync.envelope import MAX_PAYLOAD_BYTES
 from headgate_sync.errors import DuplicateJob
 from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.postgres.listener import channel_of
@@ -81,6 +82,16 @@ def test_a_queue_that_nobody_came_to_yet_counts_as_slept_on(store, ear):
     enqueue(store, "a")
     enqueue(store, "b")
     assert ear.heard() == ["q", "q"]
+
+
+def test_the_longest_name_and_the_largest_job_are_notified_by_the_name_alone(
+    store, ear
+):
+    queue = "ü" * 127 + "q"
+    largest = bytes(MAX_PAYLOAD_BYTES)
+    enqueue(store, "a", queue=queue, payload=largest)
+    enqueue(store, *[f"b{n}" for n in range(9)], queue=queue, payload=largest)
+    assert ear.heard() == [queue, queue]
 
 
 def test_a_busy_queue_is_not_notified(store, ear):

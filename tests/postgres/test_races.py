@@ -35,7 +35,7 @@ from tests.builders import (
     state_of,
     steer,
 )
-from tests.postgres.watching import wait_until_blocked
+from tests.postgres.watching import until, wait_until_blocked
 
 
 @pytest.fixture
@@ -247,14 +247,34 @@ def test_a_second_ack_of_a_lease_is_judged_on_what_the_first_one_left(store):
     assert (found.attempt, [entry.error for entry in found.errors]) == (1, ["first"])
 
 
-def test_an_admission_survives_a_row_that_was_broken_by_hand(store, admin):
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("checkpoint", '"no object"'),
+        ("headers", '"no object"'),
+        ("headers", "[1]"),
+        ("headers", '{"h": 5}'),
+        ("payload", r"\xff"),
+    ],
+)
+def test_an_admission_survives_a_row_that_was_broken_by_hand(
+    store, admin, column, text
+):
     enqueue(store, "a", "b", headers={"h": "v"})
-    admin.execute(
-        sql.SQL("UPDATE {}.headgate_job SET checkpoint = {} WHERE id = 'a'").format(
-            sql.Identifier(SCHEMA), sql.Literal('"no object"')
+    with admin.transaction():
+        # Not even the tests' own audit lets the content of a job change.
+        admin.execute("SET LOCAL session_replication_role = replica")
+        admin.execute(
+            sql.SQL("UPDATE {}.headgate_job SET {} = {} WHERE id = 'a'").format(
+                sql.Identifier(SCHEMA), sql.Identifier(column), sql.Literal(text)
+            )
         )
-    )
-    assert [claim.envelope.id for claim in admit(store).claims] == ["a", "b"]
+    claims = admit(store).claims
+    assert [claim.envelope.id for claim in claims] == ["a", "b"]
+    assert claims[1].envelope.headers == {"h": "v"}
+    acks = [Ack(lease=claim.lease_ref, outcome=Outcome.UNDECODABLE) for claim in claims]
+    assert store.ack_batch(acks) == [None, None]
+    assert job(store, "a").state == "undecodable"
 
 
 # Renewals
@@ -475,6 +495,50 @@ def test_sweeps_at_one_moment_take_each_job_once(store, clock, sweep):
     # Whoever finds all rows locked ends early; one more call takes the rest.
     answers = together(*[sweep_all] * 4)
     assert sum(answers) + run_sweep(store, sweep, 1_000) == 200
+
+
+def test_a_sweep_that_was_held_up_takes_back_no_lease_that_was_given_since(
+    store, clock, database_url, admin
+):
+    """What it has seen of a job before it waited says nothing about the job now."""
+    old = run_one(store, "a").lease_ref
+    with other_session(database_url) as other:
+        lock_jobs(other, ["a"])
+        assert store.renew([old], lease_ms=LEASE_MS) == []  # goes beside the row
+    clock.advance_ms(LEASE_MS)
+    given = []
+
+    def take_over():
+        steer(store).operator_cancel("a")
+        steer(store).operator_retry("a")
+        given.append(claim_one(store).lease_ref)
+
+    with other_session(database_url) as other:
+        # Where the sweep comes by between its look and its write.
+        other.execute("SELECT FROM headgate.headgate_extension FOR UPDATE")
+        sweeping = threading.Thread(target=store.reclaim_expired, args=(1,))
+        sweeping.start()
+        wait_until_blocked(admin, other)
+        taking_over = threading.Thread(target=take_over)
+        taking_over.start()
+        until(
+            lambda: not taking_over.is_alive() or waiting_for_locks(admin) == 2,
+            "the job is taken over, or the sweep is waited for",
+        )
+        other.rollback()
+        sweeping.join()
+        taking_over.join()
+    assert store.renew(given, lease_ms=LEASE_MS) == []
+    found = job(store, "a")
+    assert (found.state, found.fence) == (State.RUNNING, 2)
+
+
+def waiting_for_locks(admin):
+    [[count]] = admin.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'"
+    ).fetchall()
+    return count
 
 
 def test_a_sweep_does_not_park_what_a_release_sets_free(store, clock, database_url):
