@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from psycopg_pool import ConnectionPool
@@ -20,8 +20,12 @@ from headgate_sync.errors import (
 from headgate_sync.lease import Ack, Checkpoint, JobResult, ProgressUpdate
 from headgate_sync.lifecycle import ACKABLE, Outcome
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.registry import Registry
+from headgate_sync.worker import Worker, WorkerConfig
 from tests.backends import SCHEMA
-from tests.builders import admit, envelopes, steer
+from tests.builders import DAY_MS, admit, counts, enqueue, envelopes, steer
+from tests.contract.test_schedules import schedule
+from tests.postgres.watching import until
 
 # Answers to calls that came too late.
 LATE = (
@@ -162,4 +166,57 @@ def test_a_storm_of_calls_ends_without_a_deadlock(postgres, admin, database_url)
         for thread in blowing:
             thread.join()
     assert [error for storm in storms for error in storm.unexpected] == []
+    assert deadlocks(admin) == before
+
+
+@pytest.mark.slow
+def test_workers_that_start_at_one_moment_share_what_an_outage_left(
+    postgres, admin, database_url
+):
+    """Lapsed leases, due retries and ticks and finished jobs, thousands of each."""
+    before = deadlocks(admin)
+    store, clock = postgres.make_store(), postgres.clock
+    for kind, number in (("lost", 4_000), ("due", 2_000), ("over", 2_000)):
+        names = [f"{kind}{place}" for place in range(number)]
+        for start in range(0, number, 1_000):
+            batch = names[start : start + 1_000]
+            enqueue(store, *batch, fingerprint="", retention_ms=1)
+            refs = [c.lease_ref for c in admit(store, capacity=1_000).claims]
+            if kind != "lost":
+                outcome = Outcome.RETRY if kind == "due" else Outcome.SUCCESS
+                store.ack_batch([Ack(lease=ref, outcome=outcome) for ref in refs])
+    for place in range(40):
+        spec = schedule(f"s{place}", queue="ticks", next_run_ms=clock.now_ms())
+        steer(store).upsert_schedule(spec)
+    clock.advance_ms(DAY_MS)
+    gate = threading.Barrier(8)
+    with ExitStack() as stack:
+        workers = []
+        for number in range(8):
+            own = stack.enter_context(closing(PgStore.connect(database_url, SCHEMA)))
+            config = WorkerConfig(
+                queues=("elsewhere",), worker_id=f"w{number}", duty_interval="20ms"
+            )
+            worker = Worker(own, Registry(), config)
+            stack.callback(worker.stop)
+            workers.append(worker)
+
+        def run(worker):
+            gate.wait()
+            worker.run(install_signal_handlers=False)
+
+        running = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+        for thread in running:
+            thread.start()
+        until(
+            lambda: counts(store) == {"retryable": 4_000, "available": 2_040},
+            "all is put in order",
+        )
+        told = [worker.health().threads for worker in workers]
+        for worker in workers:
+            worker.stop()
+        for thread in running:
+            thread.join()
+    assert [worker.exit_status.code for worker in workers] == [0] * 8
+    assert {loop.failures for loops in told for loop in loops.values()} == {0}
     assert deadlocks(admin) == before
