@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
+import resource
 import signal
 import threading
+import time
 from typing import Any
 
+import psutil
 import psycopg
 
 from headgate_sync.app import Headgate
@@ -146,13 +150,44 @@ def holds(ctx: JobContext, seconds: float) -> None:
     )
 
 
+def _add() -> None:
+    """In the interpreter, which hands itself on."""
+    sum(number * number for number in range(100_000))
+
+
+def _divide() -> None:
+    """In C that lets no other thread run meanwhile."""
+    divmod(_DIVIDEND, _DIVISOR)
+
+
+def _digest() -> None:
+    """In C beside other threads."""
+    hashlib.sha256(_MEBIBYTES).digest()
+
+
+_DIVIDEND, _DIVISOR = 7**40_000, 3**30_000
+_MEBIBYTES = bytes(16 * 1024 * 1024)
+_BUSY = {"adds": _add, "divides": _divide, "digests": _digest}
+
+
 @hg.task("burns", queue=QUEUE, retention="1h")
-def burns(ctx: JobContext, rounds: int) -> None:
-    """Keep the interpreter busy."""
+def burns(ctx: JobContext, how: str, seconds: float) -> None:
+    """Keep the processor busy, and never look up."""
     note_run(ctx)
-    total = 0
-    for number in range(rounds):
-        total += number * number
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        _BUSY[how]()
+
+
+@hg.task("hungers", queue=QUEUE, retention="1h")
+def hungers(ctx: JobContext) -> None:
+    """Take all memory that a limit leaves to the process."""
+    note_run(ctx)
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, resource.RLIM_INFINITY))
+    taken = []
+    while True:
+        taken.append(bytearray(2**22))
 
 
 @hg.task("steps", queue=QUEUE, retention="1h")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import signal
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.crash.fleet import Fleet, timed
+from headgate_sync.errors import DuplicateJob
+from headgate_sync.lifecycle import UNFINISHED
+from tests.crash.fleet import PATIENCE_S, Fleet, timed
 
 pytestmark = pytest.mark.crash
 
@@ -167,12 +171,86 @@ def test_three_hundred_jobs_survive_a_fleet_that_is_killed_again_and_again(
     assert [worker.stop() for worker in workers] == [0, 0]
 
 
-def test_busy_handlers_do_not_cost_a_lease(fleet: Fleet) -> None:
-    worker = fleet.start("--threads", "8")
+KEYED = [
+    *[("waits", b'{"seconds":0.3}')] * 6,
+    *[("effect", b"{}")] * 6,
+    *[("plain", b"no arguments")] * 3,
+    ("dies", b'{"how":"kill"}'),
+]
+OVER = "SELECT count(finalized_at_ms), count(*) FROM headgate.headgate_job"
+
+
+def test_a_key_is_held_by_a_live_job_and_by_no_other(fleet: Fleet) -> None:
+    """Wherever in the life of the jobs their workers are killed."""
+    luck = random.Random(5)
+    ids = [f"j{number:02}" for number in range(48)]
+    for number, id in enumerate(ids):
+        kind, payload = KEYED[number % len(KEYED)]
+        fleet.enqueue(kind, id, payload=payload, **keyed(id))
+    workers = [fleet.start("--threads", "2") for _ in range(2)]
+
+    def over() -> tuple[Any, ...]:
+        """How many jobs are, and of how many; the dead are replaced meanwhile."""
+        for place, worker in enumerate(workers):
+            if worker.ended:
+                workers[place] = fleet.start("--threads", "2")
+        return fleet.query(OVER)[0]
+
+    def enqueue_twin(id: str, twin: str) -> bool:
+        try:
+            fleet.enqueue("plain", twin, **keyed(id))
+        except DuplicateJob:
+            return False
+        return True
+
+    accepted = []
+    for turn in range(12):
+        fleet.wait_for(lambda turn=turn: over()[0] >= 3 * turn, "some are over")
+        fleet.let_pass(luck.uniform(0, 0.6))
+        luck.choice(workers).kill()
+        for id in luck.sample(ids, 4):
+            twin = f"{id}-twin-{turn}"
+            accepted.append(enqueue_twin(id, twin))
+            assert not accepted[-1] or fleet.state(id) not in UNFINISHED
+
+    fleet.wait_for(lambda: len(set(over())) == 1, "all are over", 2 * PATIENCE_S)
+    assert set(accepted) == {True, False}
+    found = {fleet.state(id) for id in ids}
+    assert found == {"completed", "undecodable", "quarantined"}
+    assert all(enqueue_twin(id, f"{id}-last") for id in ids)
+
+
+def keyed(id: str) -> dict[str, Any]:
+    """What gives a job and its twins of any kind one key."""
+    return {"unique_key": id.encode(), "unique_exclude_kind": True}
+
+
+@pytest.mark.parametrize("how", ["adds", "divides", "digests"])
+def test_busy_handlers_do_not_cost_a_lease(fleet: Fleet, how: str) -> None:
+    """Five times as long as it lasts, with another worker that would take it."""
+    looker = fleet.start_ready("--threads", "1")
+    worker = fleet.start("--threads", "8", "--no-duties", "--worker-id", "busy")
     ids = [f"j{number}" for number in range(8)]
-    fleet.enqueue("burns", *ids, payload=b'{"rounds":4000000}')
+    payload = b'{"how":"%s","seconds":10}' % how.encode()
+    fleet.enqueue("burns", *ids, payload=payload, sticky_worker="busy")
     fleet.wait_for(
         lambda: all(fleet.state(id) == "completed" for id in ids), "all are completed"
     )
     assert {counts(fleet, id) for id in ids} == {("completed", 0, 0, 1)}
+    assert [worker.stop(), looker.stop()] == [0, 0]
+
+
+def test_a_handler_that_finds_no_memory_fails_and_its_worker_goes_on(
+    fleet: Fleet,
+) -> None:
+    worker = fleet.start()
+    fleet.enqueue("hungers", "a", max_attempts=1)
+    fleet.wait_state("a", "archived")
+    assert counts(fleet, "a") == ("archived", 1, 0, 1)
+    [entry] = fleet.job("a").errors
+    assert entry.error is not None
+    assert "MemoryError" in entry.error
+    fleet.enqueue("plain", "b")
+    fleet.wait_state("b", "completed")
+    assert fleet.pids("b") == [worker.pid]
     assert worker.stop() == 0
