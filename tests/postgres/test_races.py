@@ -261,6 +261,37 @@ def test_an_admission_survives_a_row_that_was_broken_by_hand(
     store, admin, column, text
 ):
     enqueue(store, "a", "b", headers={"h": "v"})
+    break_by_hand(admin, column, text)
+    claims = admit(store).claims
+    assert [claim.envelope.id for claim in claims] == ["a", "b"]
+    assert claims[1].envelope.headers == {"h": "v"}
+    acks = [Ack(lease=claim.lease_ref, outcome=Outcome.UNDECODABLE) for claim in claims]
+    assert store.ack_batch(acks) == [None, None]
+    assert job(store, "a").state == "undecodable"
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("checkpoint", '{"in_progress": "s", "crashes": {"s": "many"}}'),
+        ("checkpoint", '{"in_progress": "s", "crashes": {"s": 1.5}}'),
+        ("checkpoint", '{"in_progress": "s", "crashes": {"s": 1e30}}'),
+        ("errors", "{}"),
+    ],
+)
+def test_a_row_that_was_broken_by_hand_does_not_keep_others_from_being_taken_back(
+    store, admin, clock, column, text
+):
+    enqueue(store, "a", "b")
+    admit(store)
+    break_by_hand(admin, column, text)
+    clock.advance_ms(LEASE_MS)
+    assert [record.job_id for record in store.reclaim_expired(10)] == ["a", "b"]
+    assert [entry.crash_attempt for entry in job(store, "a").errors] == [1]
+
+
+def break_by_hand(admin, column, text):
+    """Write something into the row of job `a` that no call would."""
     with admin.transaction():
         # Not even the tests' own audit lets the content of a job change.
         admin.execute("SET LOCAL session_replication_role = replica")
@@ -269,12 +300,6 @@ def test_an_admission_survives_a_row_that_was_broken_by_hand(
                 sql.Identifier(SCHEMA), sql.Identifier(column), sql.Literal(text)
             )
         )
-    claims = admit(store).claims
-    assert [claim.envelope.id for claim in claims] == ["a", "b"]
-    assert claims[1].envelope.headers == {"h": "v"}
-    acks = [Ack(lease=claim.lease_ref, outcome=Outcome.UNDECODABLE) for claim in claims]
-    assert store.ack_batch(acks) == [None, None]
-    assert job(store, "a").state == "undecodable"
 
 
 # Renewals

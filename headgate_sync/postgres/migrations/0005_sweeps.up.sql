@@ -72,12 +72,19 @@ BEGIN
         ELSE job.checkpoint || jsonb_build_object('crashes',
           coalesce(job.checkpoint -> 'crashes', jsonb_build_object()) || jsonb_build_object(
             job.checkpoint ->> 'in_progress',
-            -- A handler may have written any count; it must not stop the reclaimer.
+            -- A handler may have written any count, and whoever broke a row by hand anything; neither must stop the reclaimer.
             least(
-              coalesce((job.checkpoint -> 'crashes' ->> (job.checkpoint ->> 'in_progress'))::bigint, 0) + 1,
+              CASE jsonb_typeof(job.checkpoint -> 'crashes' -> (job.checkpoint ->> 'in_progress'))
+                WHEN 'number' THEN trunc((job.checkpoint -> 'crashes' -> (job.checkpoint ->> 'in_progress'))::numeric)
+                ELSE 0
+              END + 1,
               2147483647)))
       END,
-      errors = CASE WHEN jsonb_array_length(job.errors) < p_max_history THEN job.errors ELSE job.errors - 0 END
+      errors = CASE
+          WHEN jsonb_typeof(job.errors) <> 'array' THEN jsonb_build_array()
+          WHEN jsonb_array_length(job.errors) < p_max_history THEN job.errors
+          ELSE job.errors - 0
+        END
         || jsonb_build_array(jsonb_build_object(
           'at_ms', v_now, 'outcome', 'lease_lost', 'error', p_error, 'crash_attempt', job.crash_attempt + 1,
           'latency_ms', greatest(0, v_now - job.claimed_at_ms), 'worker', job.claimed_by, 'fence', job.fence))
