@@ -91,6 +91,9 @@ if TYPE_CHECKING:
         StaleCheckpoint as StaleCheckpoint,
     )
     from headgate_sync.errors import (
+        StoreClosed as StoreClosed,
+    )
+    from headgate_sync.errors import (
         StoreConflict as StoreConflict,
     )
     from headgate_sync.errors import (
@@ -198,6 +201,7 @@ _HOMES = {
         "ShutdownRequested",
         "SpecError",
         "StaleCheckpoint",
+        "StoreClosed",
         "StoreConflict",
         "StoreError",
         "StoreUnavailable",

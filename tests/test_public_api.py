@@ -32,7 +32,7 @@ PUBLIC = {
     # what stores raise
     "BackendError", "Backpressure", "DuplicateJob", "FingerprintQuarantined",
     "HeadgateError", "IdConflict", "InvalidRequest", "LeaseRejected", "NotFound",
-    "SpecError", "StoreConflict", "StoreError", "StoreUnavailable",
+    "SpecError", "StoreClosed", "StoreConflict", "StoreError", "StoreUnavailable",
     # what programs raise
     "CodecError", "ConfigurationError", "ExtractionError", "MalformedPayload",
     "StaleCheckpoint", "TrackedClosed", "UnknownSchemaVersion", "Unsupported",
