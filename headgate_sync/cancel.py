@@ -125,7 +125,7 @@ class CancelToken:
                 return True
             if self._event is None:
                 self._event = threading.Event()
-        self._event.wait(seconds)
+        self._event.wait(min(seconds, threading.TIMEOUT_MAX))
         return self.stopped
 
     def on_cancel(self, callback: Callable[[], object]) -> None:

@@ -150,7 +150,9 @@ class Subscription:
         Returns:
             None at the time-out, and once it is closed and read to its end.
         """
-        until_s = None if timeout is None else time.monotonic() + timeout
+        until_s = None
+        if timeout is not None:
+            until_s = time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
             while not self._events and not self._closed:
                 left_s = None if until_s is None else until_s - time.monotonic()

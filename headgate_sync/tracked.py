@@ -102,7 +102,7 @@ class Tracked:
         with self._changed:
             while self._running:
                 if until_s is None and token.stopped:
-                    until_s = now_s() + patience_s
+                    until_s = now_s() + min(patience_s, threading.TIMEOUT_MAX)
                 left_s = None if until_s is None else until_s - now_s()
                 if left_s is not None and left_s <= 0:
                     break

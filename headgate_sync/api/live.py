@@ -148,7 +148,7 @@ class Hub:
                 left_s = beat_s - self._now_s()
                 if left_s <= 0:
                     return None if self._now_s() >= stream.until_s else []
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             # A burst becomes one event.
             gathered_s = self._now_s() + self._settings.coalesce_ms / 1000
             while (left_s := gathered_s - self._now_s()) > 0:

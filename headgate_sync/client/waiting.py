@@ -156,7 +156,7 @@ class Pace:
 
     def wait(self, changed: threading.Condition, seconds: float) -> None:
         """Wait on a condition that the caller holds."""
-        changed.wait(seconds)
+        changed.wait(min(seconds, threading.TIMEOUT_MAX))
 
 
 class Watch:

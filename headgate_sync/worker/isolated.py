@@ -44,6 +44,7 @@ _SHOWN_BYTES = 1500
 _CHUNK_BYTES = 65_536
 # A grandchild in a session of its own may keep the pipes open for ever.
 _LAST_OUTPUT_S = 0.5
+_LONGEST_WAIT_S = 3_600.0  # a selector cannot wait for more than 24 days
 
 
 def _arguments(value: Sequence[str]) -> tuple[str, ...]:
@@ -273,6 +274,7 @@ class _Child:
                     self._signal(signal.SIGTERM)
             if cancelled_s is not None:
                 left_s = cancelled_s + self._grace_s - time.monotonic()
+                left_s = min(left_s, _LONGEST_WAIT_S)
                 if left_s <= 0:
                     self._kill()
                     left_s = _LAST_OUTPUT_S  # until the end is reported

@@ -9,6 +9,7 @@ import pytest
 
 from headgate_sync.api import LiveUpdates
 from headgate_sync.api.live import MAX_NAMES, REMEMBERED, Hub
+from headgate_sync.envelope import MAX_RELATIVE_MS
 from headgate_sync.lease import AdmitRequest
 from headgate_sync.postgres.store import PgStore
 from tests.api.caller import Caller, caller, job_body
@@ -111,6 +112,17 @@ def test_silence_is_broken_by_a_sign_of_life():
     stream = looked_at.open()
     next(stream)
     assert next(stream) == b": hb\n\n"
+    looked_at.close()
+
+
+def test_a_stream_may_be_silent_for_longer_than_a_system_can_wait():
+    looked_at = hub(max_life_ms=MAX_RELATIVE_MS, heartbeat_ms=MAX_RELATIVE_MS)
+    stream = looked_at.open()
+    next(stream)
+    later = threading.Timer(0.1, looked_at.publish, [["q"]])
+    later.start()
+    assert events(stream, 1) == [["q"]]
+    later.join(WAIT_S)
     looked_at.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 from itertools import pairwise
 
 import attrs
@@ -260,6 +261,29 @@ def test_the_store_is_read_every_tenth_of_a_second(store, world):
     assert gaps == {0.1}
     assert 10 <= len(reads) <= 11
     assert tapped.calls == []
+
+
+def test_a_timeout_may_be_longer_than_a_system_can_wait(store):
+    """Also for those who leave the reading to another waiter."""
+    inspect = Tap(store.inspect)
+    watch = Watch(inspect)
+    store.enqueue([envelope("a")])
+    found = []
+
+    def wait():
+        try:
+            found.append(watch.wait("a", time.monotonic() + 365_000 * 86_400).state)
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: inspect.count("get_jobs") >= 5, "all wait and one reads")
+    work(store)
+    for thread in threads:
+        thread.join(20)
+    assert found == ["completed"] * 3
 
 
 def test_many_waiters_are_one_reader(store):

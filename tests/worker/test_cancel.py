@@ -9,7 +9,7 @@ import pytest
 
 from headgate_sync import cancel
 from headgate_sync.cancel import CancelReason, CancelToken
-from tests.worker.rig import PATIENCE_S, Gate
+from tests.worker.rig import PATIENCE_S, Gate, wait_for
 
 
 def test_the_first_reason_stands() -> None:
@@ -29,6 +29,20 @@ def test_a_waiter_wakes_when_the_token_is_set() -> None:
     assert woke == [True]
     assert token.wait(PATIENCE_S)
     assert not CancelToken().wait(0)
+
+
+@pytest.mark.parametrize("seconds", [1e10, float("inf")])
+def test_a_wait_longer_than_a_system_can_wait_ends_with_the_token(
+    seconds: float,
+) -> None:
+    token = CancelToken()
+
+    def end() -> None:
+        wait_for(lambda: token._event is not None, "somebody waits")
+        token.set(CancelReason.SHUTDOWN)
+
+    threading.Thread(target=end).start()
+    assert token.wait(seconds)
 
 
 @pytest.mark.parametrize("failing", [1, 2])

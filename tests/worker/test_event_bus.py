@@ -106,6 +106,20 @@ def test_a_listener_hears_everything_until_it_leaves():
     assert not bus.has_subscribers
 
 
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_an_event_may_be_waited_for_longer_than_a_system_can_wait(
+    timeout: float,
+) -> None:
+    bus = EventBus()
+    subscription = bus.subscribe()
+    later = threading.Timer(0.1, bus.publish, [event("a")])
+    later.start()
+    told = subscription.get(timeout)
+    later.join(PATIENCE_S)
+    assert told is not None
+    assert told.job_id == "a"
+
+
 @pytest.mark.parametrize("capacity", [0, -1, True, 1.5])
 def test_a_capacity_out_of_range_is_refused(capacity: Any) -> None:
     with pytest.raises(InvalidRequest, match="capacity"):

@@ -288,7 +288,10 @@ def test_every_cancellation_ends_the_process(
     assert (state_of(store, "a") is State.RUNNING) == lost
 
 
-def test_a_grace_lets_a_process_say_goodbye(store: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", ["20s", "365000d"])
+def test_a_grace_lets_a_process_say_goodbye(
+    store: Any, tmp_path: Path, grace: str
+) -> None:
     text = f"""
         import signal, sys, time
         def end(*_):
@@ -300,7 +303,7 @@ def test_a_grace_lets_a_process_say_goodbye(store: Any, tmp_path: Path) -> None:
         time.sleep(60)
     """
     put(store, timeout_ms=60_000)
-    registry = registry_of(script(text, kill_grace="20s"))
+    registry = registry_of(script(text, kill_grace=grace))
     bench = Bench(store, registry, now_s=time.monotonic)
     (attempt,) = bench.admit()
     thread = threading.Thread(target=bench.run, args=(attempt,))

@@ -228,6 +228,26 @@ def test_a_thread_that_does_not_stop_is_left_behind_after_the_threshold(
     gate.open()
 
 
+def test_a_threshold_longer_than_a_system_can_wait_waits_for_the_thread(
+    store: Any,
+) -> None:
+    started = threading.Event()
+
+    def ends(token: Any) -> None:
+        started.set()
+        wait_for(lambda: token.stopped, "the handler has failed")
+        threading.Event().wait(0.1)  # somebody waits for this thread by now
+
+    def handler(ctx: JobContext) -> None:
+        ctx.spawn(ends, ctx._attempt.token)
+        assert started.wait(PATIENCE_S)
+        raise ValueError("its own")
+
+    put(store)
+    running(store, handler, stuck_threshold="365000d").run_next()
+    assert first_line(store) == "ValueError: its own"
+
+
 def test_what_a_thread_sets_stays_in_it(store: Any) -> None:
     def handler(ctx: JobContext) -> None:
         WHO.set("handler")
