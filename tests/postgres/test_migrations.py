@@ -325,6 +325,24 @@ def test_any_name_of_a_schema_works(empty_database, connection, name):
         connection.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(name)))
 
 
+def test_names_that_differ_in_case_only_are_different_schemas(
+    empty_database, connection
+):
+    names = ["Jobs", "jobs", "JOBS"]
+    for name in names:
+        migrate_up(empty_database, name)
+    try:
+        for name in names:
+            with opened(empty_database, name) as store:
+                enqueue(store, name)
+                assert [claim.envelope.id for claim in admit(store).claims] == [name]
+    finally:
+        for name in names:
+            connection.execute(
+                sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name))
+            )
+
+
 def test_two_schemas_share_a_pool_and_nothing_else(empty_database, connection, schema):
     left, right = schema, f"{schema}_right"
     migrate_up(empty_database, left)
