@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+from psycopg_pool.pool import StopWorker
 
 from headgate_sync.errors import (
     BackendError,
@@ -342,10 +343,60 @@ def test_a_failing_call_gives_its_connection_back(postgres, borrowed):
         assert connection.info.transaction_status is TransactionStatus.IDLE
 
 
+def test_a_statement_that_is_cancelled_leaves_a_connection_without_a_transaction(
+    postgres, admin, borrowed
+):
+    store = PgStore(borrowed, SCHEMA, heartbeat_connection=False)
+    with borrowed.connection() as connection:
+        pid = connection.info.backend_pid
+    cancelled = threading.Event()
+
+    def cancel():
+        while not cancelled.is_set():
+            admin.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+                " WHERE pid = %s AND wait_event = 'PgSleep'",
+                [pid],
+            )
+
+    with clock_of(admin, slow(seconds=600)):
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        try:
+            with pytest.raises(StoreUnavailable, match="cancel"):
+                store.promote_due(1)
+        finally:
+            cancelled.set()
+            thread.join()
+    with borrowed.connection() as connection:
+        assert connection.info.transaction_status is TransactionStatus.IDLE
+    assert store.promote_due(1) == 0
+
+
 def test_a_pool_without_a_free_connection_is_an_outage(borrowed):
     db = Database(borrowed, SCHEMA, pool_timeout_ms=20)
     with borrowed.connection(), pytest.raises(StoreUnavailable, match="connection"):
         db.rows("store_now")
+
+
+def test_a_pool_whose_threads_have_ended_is_an_outage(admin, database_url):
+    """Nobody opens a connection for one that was lost; who waits is told in time."""
+    named = make_conninfo(database_url, application_name="headgate-unkept")
+    with ConnectionPool(named, min_size=1, max_size=2, open=True) as pool:
+        pool.wait()
+        db = Database(pool, SCHEMA, pool_timeout_ms=100)
+        for _ in pool._workers:
+            pool.run_task(StopWorker(pool))
+        for worker in pool._workers:
+            worker.join()
+        assert db.rows("store_now")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE application_name = 'headgate-unkept'"
+        )
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                db.rows("store_now")
 
 
 def test_a_closed_pool_is_an_outage(database_url):
