@@ -37,6 +37,14 @@ def plain(ctx: JobContext) -> None:
     raise ValueError(ctx.job_id, bool(big))
 
 
+def chained() -> None:
+    big = hold()
+    try:
+        raise LookupError(bool(big))
+    except LookupError as error:
+        raise ValueError("made of it") from error
+
+
 def step(ctx: JobContext) -> None:
     def work() -> None:
         big = hold()
@@ -93,7 +101,7 @@ def batch_entry(jobs: list[BatchJob[Any]]) -> Any:
         return [error]
 
 
-HANDLERS = [plain, step, block, loop, tracked, dependency, result]
+HANDLERS = [plain, chained, step, block, loop, tracked, dependency, result]
 
 
 @pytest.fixture(autouse=True)

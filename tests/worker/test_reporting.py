@@ -33,7 +33,7 @@ from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for, working
 class Sink:
     """Keeps what it hears; raises where it is told to."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: BaseException | None = None) -> None:
         self.events: list[Any] = []
         self.fails = fails
         self._lock = threading.Lock()
@@ -41,8 +41,8 @@ class Sink:
     def on_event(self, event: Any) -> None:
         with self._lock:
             self.events.append(event)
-        if self.fails:
-            raise RuntimeError("sink is broken")
+        if self.fails is not None:
+            raise self.fails
 
     def of(self, kind: type) -> list[Any]:
         """Those of one class, in order."""
@@ -282,7 +282,7 @@ def test_sweeps_tell_of_what_they_found(make_store: Any, clock: Any) -> None:
 def test_a_sink_that_raises_is_logged_once_a_minute_and_disturbs_nothing(
     caplog: Any,
 ) -> None:
-    now_s, sink = Steps(), Sink(fails=True)
+    now_s, sink = Steps(), Sink(fails=RuntimeError("sink is broken"))
     emit = Emitter(sink, now_s=now_s)
     for _ in range(10):
         assert isinstance(emit(Admitted(queue="q")), RuntimeError)
@@ -293,10 +293,13 @@ def test_a_sink_that_raises_is_logged_once_a_minute_and_disturbs_nothing(
     assert caplog.text.count("RuntimeError: sink is broken") == 2
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("sink is broken"), SystemExit(1), BaseException("directly")]
+)
 def test_a_sink_that_raises_costs_neither_a_job_nor_a_beat(
-    store: Any, caplog: Any
+    store: Any, caplog: Any, error: BaseException
 ) -> None:
-    sink, registry = Sink(fails=True), Registry()
+    sink, registry = Sink(fails=error), Registry()
     registry.task("k")(lambda: None)
     with working(store, registry, telemetry=sink, lease="60ms") as worker:
         put(store, "a")
@@ -306,7 +309,7 @@ def test_a_sink_that_raises_costs_neither_a_job_nor_a_beat(
         wait_for(lambda: worker.health().healthy, "it is well")
         health = worker.health()
     assert health.threads["heartbeat"].failures > 2
-    assert health.threads["heartbeat"].last_error == "RuntimeError: sink is broken"
+    assert health.threads["heartbeat"].last_error == f"{type(error).__name__}: {error}"
 
 
 def test_without_a_listener_no_event_is_made(store: Any, monkeypatch: Any) -> None:

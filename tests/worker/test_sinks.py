@@ -35,15 +35,15 @@ CURRENT: contextvars.ContextVar[str] = contextvars.ContextVar("current", default
 class Follower(Sink):
     """A sink that hears of beginnings, and gives each attempt a name."""
 
-    def __init__(self, name: str, *, fails: bool = False) -> None:
+    def __init__(self, name: str, *, fails: BaseException | None = None) -> None:
         super().__init__(fails=fails)
         self.name = name
         self.begun: list[AttemptBegun] = []
 
     def begin_attempt(self, begun: AttemptBegun) -> object:
         self.begun.append(begun)
-        if self.fails:
-            raise RuntimeError("begin is broken")
+        if self.fails is not None:
+            raise self.fails
         CURRENT.set(f"{self.name}-{begun.job_id}")
         return f"{self.name}-{begun.job_id}"
 
@@ -55,7 +55,7 @@ def put(store: Any, *ids: str, **fields: Any) -> None:
 
 
 def test_every_sink_hears_everything_although_one_raises(store: Any) -> None:
-    broken, sound, registry = Sink(fails=True), Sink(), Registry()
+    broken, sound, registry = Sink(fails=SystemExit(1)), Sink(), Registry()
     registry.task("k")(lambda: None)
     put(store, "a")
     with working(store, registry, telemetry=[broken, sound], run_duties=False):
@@ -72,7 +72,8 @@ def test_what_is_no_sink_is_refused_when_the_configuration_is_made(given: Any) -
 
 def test_each_sink_gets_back_what_it_made_of_the_beginning(store: Any) -> None:
     first, plain, second = Follower("x"), Sink(), Follower("y")
-    broken, registry, seen = Follower("z", fails=True), Registry(), []
+    broken = Follower("z", fails=RuntimeError("begin is broken"))
+    registry, seen = Registry(), []
     registry.task("k")(lambda: seen.append(CURRENT.get()))
     put(store, "a", "b")
     sinks = [broken, first, plain, second]
