@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from headgate_sync.context import JobContext
 from headgate_sync.lifecycle import State
@@ -107,6 +108,38 @@ def test_leases_are_renewed_while_effects_hold_every_connection(
             lambda: {state_of(own_store, id) for id in "ab"} == {State.COMPLETED},
             "both are completed",
         )
+
+
+def test_no_transaction_is_open_while_a_handler_runs(
+    postgres: Any, database_url: str
+) -> None:
+    """Or the claim would be lost with a session that was idle for too long."""
+    name = "headgate-idle"
+    gate, registry = Gate(), Registry()
+    registry.task("k")(lambda: gate.hold())
+    store = PgStore.connect(
+        make_conninfo(database_url, application_name=name), pool_size=2
+    )
+    put(store, "a", "b")
+
+    def older_than(began: Any) -> int:
+        [[count]] = postgres.connection.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name = %s AND xact_start < %s",
+            [name, began],
+        ).fetchall()
+        return int(count)
+
+    with working(store, registry, capacity=2):
+        gate.wait(2)
+        [[began]] = postgres.connection.execute("SELECT clock_timestamp()").fetchall()
+        wait_for(lambda: older_than(began) == 0, "what was under way is over")
+        gate.open()
+        wait_for(
+            lambda: {state_of(store, id) for id in "ab"} == {State.COMPLETED},
+            "both are completed",
+        )
+    store.close()
 
 
 def test_jobs_and_the_services_need_no_more_than_two_spare_connections(
