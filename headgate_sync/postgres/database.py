@@ -114,7 +114,9 @@ def translate(error: BaseException) -> StoreError:
     return BackendError(text, sqlstate=sqlstate)
 
 
-def read_address(conninfo: str) -> Mapping[str, Any]:
+def read_address(
+    conninfo: str, name: str = "the database address"
+) -> Mapping[str, Any]:
     """The parts of a URL or of a list of keywords.
 
     Raises:
@@ -122,12 +124,19 @@ def read_address(conninfo: str) -> Mapping[str, Any]:
             password.
     """
     try:
-        return conninfo_to_dict(conninfo)
+        parts = conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError:
         raise ConfigurationError(
-            "the database address cannot be read: expected postgresql://user@host/name "
+            f"{name} cannot be read: expected postgresql://user@host/name "
             "or keywords such as host=... dbname=..."
         ) from None
+    for host in str(parts.get("host") or "").split(","):
+        # The driver would name the end of a password as a host that it cannot find.
+        if "@" in host and not host.startswith(("/", "@")):
+            raise ConfigurationError(
+                f"{name} has an @ in its host: in a password it is written as %40"
+            )
+    return parts
 
 
 class Pool(Protocol):

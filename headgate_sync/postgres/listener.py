@@ -25,12 +25,11 @@ from headgate_sync.envelope import (
     check_text,
 )
 from headgate_sync.errors import (
-    ConfigurationError,
     InvalidRequest,
     StoreClosed,
 )
 from headgate_sync.loggers import guarded
-from headgate_sync.postgres.database import DEFAULT_SCHEMA
+from headgate_sync.postgres.database import DEFAULT_SCHEMA, read_address
 from headgate_sync.postgres.sql import check_schema_name
 
 log = guarded(__name__)
@@ -128,11 +127,8 @@ class Listener:
         check_int("probe_ms", probe_ms, 1, MAX_RELATIVE_MS)
         check_int("answer_ms", answer_ms, 1, MAX_RELATIVE_MS)
         check_int("reconnect_ms", reconnect_ms, 1, MAX_RELATIVE_MS)
-        try:
-            self._conninfo = make_conninfo(conninfo, client_encoding="UTF8")
-        except psycopg.ProgrammingError:
-            # The driver's text quotes the address, and with it a password.
-            raise ConfigurationError("the address for wake-ups is malformed") from None
+        parts = read_address(conninfo, "the address for wake-ups")
+        self._conninfo = make_conninfo(**{**parts, "client_encoding": "UTF8"})
         self._channel = channel_of(schema)
         self._probe_ms = probe_ms
         self._answer_ms = answer_ms

@@ -85,6 +85,35 @@ def test_a_mistake_in_the_call_is_exit_code_2_and_says_no_secret(clean, words):
     assert "secret" not in done.output
 
 
+ADDRESSES = {
+    "url": "postgresql://u:secret@127.0.0.1:1/x",
+    "several hosts": "postgresql://u:secret@127.0.0.1:1,127.0.0.1:2/x",
+    "escaped": "postgresql://u:s%65cret@127.0.0.1:1/x",
+    "keywords": "host=127.0.0.1 port=1 user=u dbname=x password=secret",
+    "parameter": "postgresql://127.0.0.1:1/x?user=u&password=secret",
+    "other parameter": "postgresql://u:secret@127.0.0.1:1/x?nonsense=1",
+    "an @": "postgresql://u:top@secret@127.0.0.1:1/x",
+    "a colon": "postgresql://u:top:secret@127.0.0.1:1/x",
+    "a slash": "postgresql://u:top/secret@127.0.0.1:1/x",
+    "a hash": "postgresql://u:top#secret@127.0.0.1:1/x",
+    "a bad escape": "postgresql://u:%zzsecret@127.0.0.1:1/x",
+    "an open quote": "host=127.0.0.1 port=1 password='secret",
+    "another database": "mysql://u:secret@127.0.0.1:1/x",
+}
+
+
+@pytest.mark.parametrize("words", [["stats"], ["migrate", "up"]], ids=" ".join)
+@pytest.mark.parametrize("url", ADDRESSES.values(), ids=ADDRESSES)
+def test_no_address_shows_its_password_when_nobody_answers(
+    clean, monkeypatch, words, url
+):
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", url)
+    done = invoke(*words, code=None)
+    assert done.exit_code in (1, 2)
+    assert done.stderr.startswith("headgate: ")
+    assert "cret" not in done.output
+
+
 def test_the_demo_does_not_quote_an_address_that_is_none(clean, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgres//user:secret@host/db")
     assert "secret" not in invoke("demo", code=2).output

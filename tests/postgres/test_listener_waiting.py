@@ -170,10 +170,11 @@ def test_malformed_options_are_refused(database_url, options):
         Listener(database_url, **options)
     with pytest.raises(ConfigurationError):
         Listener(database_url, "x" * 64)
-    with pytest.raises(ConfigurationError) as malformed:
-        Listener("password=secret nonsense")
-    assert "secret" not in str(malformed.value)
-    assert malformed.value.__cause__ is None
+    for address in ("password=secret nonsense", "postgresql://u:top@secret@host/x"):
+        with pytest.raises(ConfigurationError, match="for wake-ups") as malformed:
+            Listener(address)
+        assert "secret" not in str(malformed.value)
+        assert malformed.value.__cause__ is None
 
 
 # Life

@@ -169,6 +169,24 @@ def run(app: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["u:secret@127.0.0.1:1,127.0.0.1:2/x", "127.0.0.1:1/x?password=s%65cret",
+     "u:top@secret@127.0.0.1:1/x"],
+)  # fmt: skip
+def test_a_worker_shows_no_password_when_nobody_answers(
+    app: str, monkeypatch: Any, address: str
+) -> None:
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", f"postgresql://{address}")
+    done = run(
+        *("headgate_sync.app:Headgate.from_env", "--queues", "q"),
+        *("--connect-timeout", "300ms", "--log-level", "debug"),
+    )
+    assert done.returncode == 2
+    assert "headgate worker: " in done.stderr
+    assert "cret" not in done.stdout + done.stderr
+
+
 def test_a_database_that_does_not_answer_is_said_in_one_line(app: str) -> None:
     done = run(f"{app}:hg", "--connect-timeout", "300ms")
     assert done.returncode == 2
