@@ -267,7 +267,7 @@ class Envelope:
     store's clock. A claim carries every stored field. The request-only fields
     (`unique_window_ms`, `unique_replace`, `unique_debounce_ms`, `unique_exclude_kind`,
     `delay_ms`, `deadline_in_ms`) come back as their defaults, `unique_key` comes back
-    while it is a lifecycle key.
+    while it is a lifecycle key. Payload and headers are left out where it shows itself.
 
     Attributes:
         id: the caller's identity for the job and its first idempotency boundary.
@@ -305,7 +305,7 @@ class Envelope:
     id: str
     kind: str
     schema_version: int = field(default=0, converter=_normal_version)
-    payload: bytes = b""
+    payload: bytes = field(default=b"", repr=False)
     queue: str = field(default="", converter=_normal_queue)
     partition_key: str = ""
     rate_class: str = ""
@@ -327,7 +327,9 @@ class Envelope:
     unique_exclude_kind: bool = False
     periodic_schedule_id: str = ""
     periodic_tick_ms: int = 0
-    headers: Mapping[str, str] = field(default=_NO_HEADERS, converter=_freeze_headers)
+    headers: Mapping[str, str] = field(
+        default=_NO_HEADERS, converter=_freeze_headers, repr=False
+    )
     tags: tuple[str, ...] = field(default=(), converter=_sorted_tags)
     pending: bool = False
     sticky_worker: str = ""
