@@ -189,6 +189,22 @@ def _instant(at_ms: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)
 
 
+def one_job_per_tick(fleet: Fleet, id: str, period_ms: int) -> None:
+    """Wait for a dozen ticks of a schedule: none is left out, and each ran once."""
+    fleet.wait_for(
+        lambda: len(fleet.facade.schedules.events(id, limit=100).items) >= 12,
+        "twelve ticks",
+    )
+    found = fleet.facade.schedules.events(id, limit=100).items
+    ticks = [event.tick_ms for event in reversed(found)]
+    assert ticks == list(range(ticks[0], ticks[-1] + 1, period_ms))
+    assert {event.outcome.value for event in found} == {"enqueued"}
+    fleet.wait_for(
+        lambda: all(fleet.state(e.job_id) == "completed" for e in found), "all ran"
+    )
+    assert all(len(fleet.runs(event.job_id)) == 1 for event in found)
+
+
 def test_workers_of_one_name_make_one_job_per_tick(fleet):
     """Identity by name would make each of them the leader."""
     fleet.facade.client.schedules.upsert(
@@ -197,15 +213,46 @@ def test_workers_of_one_name_make_one_job_per_tick(fleet):
     )  # fmt: skip
     for _ in range(3):
         fleet.start("--worker-id", "same")
-    fleet.wait_for(
-        lambda: len(fleet.facade.schedules.events("fast", limit=100).items) >= 12,
-        "twelve ticks",
+    one_job_per_tick(fleet, "fast", 500)
+
+
+FORKING = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from tests.crash.app import QUEUE, hg, plain
+plain.enqueue()  # the parent has a session by now, with threads around it
+children = []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(hg.worker(queues=[QUEUE], threads=1, lease="2s").run().code)
+    children.append(pid)
+sys.stdin.read()
+for pid in children:
+    os.kill(pid, signal.SIGTERM)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+"""
+
+
+def test_workers_forked_from_one_application_make_one_job_per_tick(fleet):
+    """As under a server of applications that forks what it has loaded."""
+    fleet.facade.client.schedules.upsert(
+        "fast", PLAIN, "@every 500ms",
+        on_missed="backfill", backfill_limit=100,
+    )  # fmt: skip
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORKING],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "HEADGATE_DATABASE_URL": fleet.url,
+            "PYTHONPATH": str(ROOT),
+        },
     )
-    found = fleet.facade.schedules.events("fast", limit=100).items
-    ticks = [event.tick_ms for event in reversed(found)]
-    assert ticks == list(range(ticks[0], ticks[-1] + 1, 500))
-    assert {event.outcome.value for event in found} == {"enqueued"}
-    fleet.wait_for(
-        lambda: all(fleet.state(e.job_id) == "completed" for e in found), "all ran"
-    )
-    assert all(len(fleet.runs(event.job_id)) == 1 for event in found)
+    try:
+        one_job_per_tick(fleet, "fast", 500)
+    finally:
+        told, _ = parent.communicate(timeout=PATIENCE_S)
+    assert told == b"[0, 0, 0, 0]\n"
