@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
@@ -135,6 +136,21 @@ def apart(ctx: JobContext) -> None:
     """Never end, in a process of its own."""
     note_run(ctx)
     threading.Event().wait()
+
+
+@hg.task("hogs", queue=QUEUE, retention="1h")
+def hogs(ctx: JobContext, obeys: bool) -> None:
+    """Hold every connection of the application; let go when told to, or not."""
+    note_run(ctx)
+    pool = hg.store._db.pool  # type: ignore[attr-defined]
+    with ExitStack() as held:
+        for _ in range(pool.max_size):
+            held.enter_context(pool.connection(timeout=60))
+        _insert("INSERT INTO public.reached VALUES (%s, %s)", ("hogs", os.getpid()))
+        if obeys:
+            ctx.sleep(600)
+        else:
+            threading.Event().wait(600)
 
 
 @hg.task("holds", queue=QUEUE, retention="1h")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headgate_sync.postgres.migrate import migrate_up
-from tests.crash.fleet import Fleet
+from tests.crash.fleet import Fleet, timed
+from tests.crash.test_signals import SLACK_S
 from tests.servers import OwnServer, own_server
 
 pytestmark = pytest.mark.crash
@@ -64,6 +65,20 @@ def test_a_handler_stops_when_an_outage_outlasts_its_lease(
     fleet.wait_for(lambda: len(fleet.runs("a")) == 2, "it runs again")
     assert fleet.job("a").attempt == 0
     assert worker.stop() in {0, 10}
+
+
+def test_a_worker_whose_database_is_away_ends_at_once(
+    server: OwnServer, fleet: Fleet
+) -> None:
+    worker = fleet.start_ready()
+    fleet.facade.close()
+    server.stop("fast")
+    fleet.wait_for(lambda: "admission: " in worker.said, "it has noticed")
+    fleet.let_pass(3)  # its loops pause between two tries, or wait for a connection
+    with timed() as passed_s:
+        assert worker.stop() in {0, 11}  # 11 where a thread that waits is left behind
+        assert passed_s() < 2.0 + SLACK_S
+    assert "Traceback" not in worker.said
 
 
 def test_jobs_survive_connections_that_are_cut_all_the_time(

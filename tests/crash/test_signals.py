@@ -70,6 +70,24 @@ def test_a_handler_that_does_not_is_left_behind(fleet: Fleet) -> None:
     assert "ends with code 11" in worker.said
 
 
+@pytest.mark.parametrize("obeys", [True, False])
+def test_a_handler_that_holds_every_connection_does_not_hold_up_the_end(
+    fleet: Fleet, obeys: bool
+) -> None:
+    """All loops wait for a connection by the time of the signal."""
+    worker = fleet.start_ready("--shutdown-timeout", "500ms")
+    body = b'{"obeys":true}' if obeys else b'{"obeys":false}'
+    fleet.enqueue("hogs", "a", payload=body)
+    fleet.wait_point("hogs")
+    fleet.let_pass(3)
+    with timed() as passed_s:
+        assert worker.stop() == (10 if obeys else 11)
+        assert passed_s() < 0.5 + 1 + 2 + SLACK_S
+    if obeys:
+        job = fleet.job("a")
+        assert (job.state, job.attempt, job.crash_attempt) == ("available", 0, 0)
+
+
 def test_a_second_signal_does_not_wait_for_handlers(fleet: Fleet) -> None:
     worker = fleet.start_ready("--shutdown-timeout", "60s")
     fleet.enqueue("waits", "a", payload=b'{"seconds":600}')
