@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from headgate_sync.envelope import Envelope
 from headgate_sync.postgres.migrate import migrate_up
 from tests.crash.fleet import PATIENCE_S, QUEUE, Fleet
 from tests.postgres.proxy import Proxy, proxy_to
@@ -19,12 +22,19 @@ from tests.servers import OwnServer, own_server
 pytestmark = pytest.mark.crash
 
 JOBS = 120
+PLAIN = Envelope(
+    id="plain", kind="plain", payload=b"{}", queue=QUEUE, retention_ms=3_600_000
+)
+ANCHORS = "SELECT id, next_run_ms FROM headgate.headgate_schedule"
+LATENESS = """
+SELECT headgate.headgate_now_ms() - min(next_run_ms) FROM headgate.headgate_schedule
+"""
 LOOPS = {"admission", "heartbeat", "watchdog", "duties", "notify"}
 
 
 @pytest.fixture
 def server() -> Iterator[OwnServer]:
-    with own_server() as owned:
+    with own_server(max_connections="50") as owned:
         migrate_up(owned.conninfo)
         yield owned
 
@@ -59,9 +69,44 @@ def become_primary(server: OwnServer) -> None:
         assert connection.execute("SELECT pg_promote(true, 30)").fetchone() == (True,)
 
 
+OTHERS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND application_name <> 'crowd'
+"""
+
+
+def crowd_out(server: OwnServer, fleet: Fleet) -> None:
+    """Others take every connection that the server has, and keep them for a time."""
+    crowd = make_conninfo(server.conninfo, application_name="crowd")
+    with ExitStack() as taken:
+        first = taken.enter_context(psycopg.connect(crowd, autocommit=True))
+        for _ in range(20):
+            first.execute(OTHERS)
+            with suppress(psycopg.OperationalError):
+                while True:
+                    taken.enter_context(psycopg.connect(crowd))
+            fleet.let_pass(0.2)
+
+
+def lock_out(server: OwnServer, fleet: Fleet) -> None:
+    """Nobody is let in for a time, as after a change of the password."""
+    rules = server.pgdata / "pg_hba.conf"
+    usual = rules.read_text()
+    crowd = make_conninfo(server.conninfo, application_name="crowd")
+    with psycopg.connect(crowd, autocommit=True) as admin:
+        rules.write_text("local all all reject\n")
+        admin.execute("SELECT pg_reload_conf()")
+        admin.execute(OTHERS)
+        fleet.let_pass(4)
+        rules.write_text(usual)
+        admin.execute("SELECT pg_reload_conf()")
+
+
 def test_workers_outlive_a_storm_of_outages(
     server: OwnServer, proxy: Proxy, fleet: Fleet, tmp_path: Path
 ) -> None:
+    for number in range(5):  # somebody is always in the middle of a tick
+        fleet.facade.schedules.upsert(f"s{number}", PLAIN, "@every 500ms")
     fleet.facade.close()
     paths = [tmp_path / f"ready-{number}" for number in range(2)]
     workers = [
@@ -83,7 +128,7 @@ def test_workers_outlive_a_storm_of_outages(
         fleet.facade.close()
         ids.extend(fresh)
 
-    part = JOBS // 6
+    part = JOBS // 8
     more(part)
     server.restart("fast")
     more(part)
@@ -102,10 +147,15 @@ def test_workers_outlive_a_storm_of_outages(
     fleet.let_pass(4)
     become_primary(server)
     more(part)
+    crowd_out(server, fleet)
+    more(part)
+    lock_out(server, fleet)
+    more(part)
 
     def completed() -> int:
         [(count,)] = fleet.query(
-            "SELECT count(*) FROM headgate.headgate_job WHERE state = 'completed'"
+            "SELECT count(*) FROM headgate.headgate_job"
+            " WHERE state = 'completed' AND id LIKE 'j%'"
         )
         return int(count)
 
@@ -113,6 +163,13 @@ def test_workers_outlive_a_storm_of_outages(
     assert [worker.ended for worker in workers] == [False, False]
     assert {count for job, count in fleet.effects().items()} == {1}
     assert set(fleet.effects()) == set(_effects(fleet, ids))
+    anchors = dict(fleet.query(ANCHORS))
+    fleet.wait_for(
+        lambda: all(next_ms > anchors[id] for id, next_ms in fleet.query(ANCHORS)),
+        "every schedule goes on",
+    )
+    [(late_ms,)] = fleet.query(LATENESS)
+    assert late_ms < 10_000
     before = [rounds(path) for path in paths]
     for path, earlier in zip(paths, before, strict=True):
         fleet.wait_for(
