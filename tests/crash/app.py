@@ -142,7 +142,7 @@ def apart(ctx: JobContext) -> None:
 def hogs(ctx: JobContext, obeys: bool) -> None:
     """Hold every connection of the application; let go when told to, or not."""
     note_run(ctx)
-    pool = hg.store._db.pool  # type: ignore[attr-defined]
+    pool = ctx._attempt.store._db.pool  # type: ignore[attr-defined]
     with ExitStack() as held:
         for _ in range(pool.max_size):
             held.enter_context(pool.connection(timeout=60))
