@@ -184,6 +184,11 @@ class StoreClosed(StoreUnavailable):
     retryable = False
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may be answered later: an outage, but no closed store."""
+    return isinstance(error, StoreUnavailable) and error.retryable
+
+
 class BackendError(StoreError):
     """The database refused a statement for a reason that has no class of its own."""
 

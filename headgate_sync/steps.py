@@ -18,6 +18,7 @@ from headgate_sync.errors import (
     InvalidRequest,
     StaleCheckpoint,
     StoreUnavailable,
+    may_pass,
 )
 from headgate_sync.lease import MAX_STEPS, Checkpoint, Resumability, step_set_hash
 from headgate_sync.loggers import guarded
@@ -359,7 +360,7 @@ class Steps:
             self._context.write_checkpoint(checkpoint)
         except StoreUnavailable as error:
             # Loaded here: producers import this module too, and need none of it.
-            from tenacity import Retrying, retry_if_exception_type, wait_exponential
+            from tenacity import Retrying, retry_if_exception, wait_exponential
 
             attempt = self._attempt
             logger.warning(
@@ -369,7 +370,7 @@ class Steps:
                 error,
             )
             Retrying(
-                retry=retry_if_exception_type(StoreUnavailable),
+                retry=retry_if_exception(may_pass),
                 wait=wait_exponential(multiplier=0.1, max=2),
                 sleep=self._pause,
                 stop=self._gives_up,

@@ -6,6 +6,7 @@ import importlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -50,6 +51,8 @@ MAX_HEADER_BYTES = 65_536
 # What is read of a body beyond what the application takes, so that its sender gets to
 # see the answer that says so.
 SPARE_BODY_BYTES = 8_388_608
+# Bodies are kept before anybody is asked who sends them.
+MAX_ARRIVING_BYTES = 67_108_864
 # So much of an answer may wait for its client before its thread waits as well.
 MAX_UNSENT_BYTES = 1_048_576
 # How long requests that are being answered have when the server ends.
@@ -289,6 +292,7 @@ def _serve_app(
     guarded: Any = app if authenticated or address.path else _OwnHost(app)
     ending: SimpleQueue[object] = SimpleQueue() if stop is None else stop
     server = _Server(address, guarded, threads, body_bytes)
+    path = Path(address.path) if address.path else None
     try:
         with _signals_to(ending):
             at = address
@@ -301,14 +305,17 @@ def _serve_app(
                 listening(at)
             while ending.empty():
                 server.turn()
+            if path is not None:  # while it is ours: a successor may make it anew
+                path.unlink(missing_ok=True)
+                path = None
             server.refuse()
             app.close()  # ends the streams
             if not server.drain(DRAIN_S):
                 logger.warning("some requests took too long and are cut off")
     finally:
         server.close()
-        if address.path:
-            Path(address.path).unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
     return 0
 
 
@@ -370,18 +377,12 @@ class _OwnHost:
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]  # its package has no types
-    """A connection, which knows since when a request has been arriving."""
+    """A connection, which knows for how long it has been its client's turn."""
 
-    arriving_since_s: float | None = None
-
-    def received(self, data: bytes) -> bool:
-        """Take what came; a part of a request starts its clock."""
-        taken: bool = super().received(data)
-        if self.request is None:
-            self.arriving_since_s = None
-        elif self.arriving_since_s is None:
-            self.arriving_since_s = time.monotonic()
-        return taken
+    _arriving: object = None  # the request that had not arrived at the last look
+    _arriving_since_s = 0.0
+    _activity: float | None = None  # at the last look, by a clock that may be set
+    _idle_since_s = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -389,12 +390,28 @@ class _Channel(HTTPChannel):  # type: ignore[misc]  # its package has no types
         return not self.requests and not self.total_outbufs_len
 
     def is_hung(self) -> bool:
-        """It is the client's turn, and the client has had its time."""
-        since_s = self.arriving_since_s
-        if since_s is not None and time.monotonic() - since_s > PATIENCE_S:
+        """It is the client's turn, and the client has had its time.
+
+        To be looked at often, and by one thread.
+        """
+        now_s = time.monotonic()
+        if self.requests:
+            self._arriving = None  # what comes behind them is not read meanwhile
+            if not self.total_outbufs_len:
+                self._activity = None
+                return False
+        elif self.request is not self._arriving:
+            self._arriving, self._arriving_since_s = self.request, now_s
+        if self._activity != self.last_activity:
+            self._activity, self._idle_since_s = self.last_activity, now_s
+        if self._arriving is not None and now_s - self._arriving_since_s > PATIENCE_S:
             return True
-        is_our_turn = self.requests and not self.total_outbufs_len
-        return not is_our_turn and time.time() - self.last_activity > PATIENCE_S
+        return now_s - self._idle_since_s > PATIENCE_S
+
+    @property
+    def arrived_bytes(self) -> int:
+        """How much there is of a body that has not arrived as a whole."""
+        return 0 if self.request is None else int(self.request.body_bytes_received)
 
 
 class _Server:
@@ -416,11 +433,12 @@ class _Server:
                 sockets=[listener.dup()],
                 threads=threads,
                 ident="headgate",
-                connection_limit=MAX_CONNECTIONS,
+                connection_limit=_most_connections(),
                 max_request_header_size=MAX_HEADER_BYTES,
                 max_request_body_size=body_bytes + SPARE_BODY_BYTES,
                 outbuf_high_watermark=MAX_UNSENT_BYTES,
                 log_socket_errors=False,  # a client that went away is nothing to report
+                clear_untrusted_proxy_headers=False,  # whom to trust the hook knows
             )
         self._server.channel_class = _Channel
         self._next_look_s = 0.0
@@ -437,6 +455,7 @@ class _Server:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _TURN_S
             self._hang_up(_Channel.is_hung)
+            self._make_room()
 
     def refuse(self) -> None:
         """Take no more connections."""
@@ -458,10 +477,30 @@ class _Server:
         self._server.task_dispatcher.shutdown(timeout=1)
         wasyncore.close_all(self._sockets)
 
+    def _make_room(self) -> None:
+        arriving = sorted(self._server.active_channels.values(), key=_arrived)
+        total = sum(map(_arrived, arriving))
+        while total > MAX_ARRIVING_BYTES:
+            largest = arriving.pop()
+            total -= largest.arrived_bytes
+            largest.handle_close()
+
     def _hang_up(self, on: Callable[[_Channel], bool]) -> None:
         for channel in list(self._server.active_channels.values()):
             if on(channel):
                 channel.handle_close()
+
+
+def _arrived(channel: _Channel) -> int:
+    return channel.arrived_bytes
+
+
+def _most_connections() -> int:
+    """As many as leave descriptors for the database, and for bodies in files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(16, (soft - 64) // 2))
 
 
 def _tcp_listener(address: Address) -> socket.socket:

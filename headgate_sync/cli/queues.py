@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import click
 
@@ -62,18 +61,11 @@ def _named(control: ControlClient, name: str) -> Json:
     raise missing("queue", name)
 
 
-@contextmanager
-def _told_if_new(control: ControlClient, name: str) -> Iterator[None]:
-    """Say so after the block when nothing was known of a queue: it may be a slip."""
-    known = True  # also where nobody can say
-    with suppress(HeadgateError):
-        known = any(queue["queue"] == name for queue in control.queues())
-    yield
-    if not known:
-        click.echo(
-            f"headgate: queue {visible(name)} is new: it had neither jobs nor settings",
-            err=True,
-        )
+def _tell_if_empty(control: ControlClient, name: str) -> None:
+    """Say so when there is nothing in a queue that was just steered: a slip, maybe."""
+    with suppress(HeadgateError):  # what was asked for is done
+        if not any(state["count"] for state in control.counts(name)["counts"]):
+            click.echo(f"headgate: queue {visible(name)} holds no jobs", err=True)
 
 
 _SEMANTICS: output.Columns = {
@@ -166,8 +158,8 @@ def _latency(bucket: Json) -> str:
 def pause(session: Session, name: str) -> None:
     """Let no more jobs of a queue start; producers and running jobs go on."""
     control = session.connect()
-    with _told_if_new(control, name):
-        control.pause_queue(name, True)
+    control.pause_queue(name, True)
+    _tell_if_empty(control, name)
     output.record(session, {"queue": name, "paused": True})
 
 
@@ -187,8 +179,8 @@ def resume(session: Session, name: str) -> None:
 def weight(session: Session, name: str, weight: int) -> None:
     """Set a queue's share of admissions, 1 or more."""
     control = session.connect()
-    with _told_if_new(control, name):
-        control.weigh_queue(name, weight)
+    control.weigh_queue(name, weight)
+    _tell_if_empty(control, name)
     output.record(session, {"queue": name, "weight": weight})
 
 
@@ -202,8 +194,8 @@ def limit(session: Session, name: str, most: str) -> None:
         raise click.BadParameter("expected a number or none", param_hint="'N|none'")
     bound = None if most == "none" else int(most)
     control = session.connect()
-    with _told_if_new(control, name):
-        control.limit_queue(name, bound)
+    control.limit_queue(name, bound)
+    _tell_if_empty(control, name)
     output.record(session, {"queue": name, "max_unfinished_jobs": bound})
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from attrs import frozen
 
 from headgate_sync.client.waiting import Pace, is_over
-from headgate_sync.errors import StoreUnavailable
+from headgate_sync.errors import StoreClosed, StoreUnavailable
 from headgate_sync.events import EventBus, JobEvent
 from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
 from headgate_sync.lifecycle import State
@@ -242,6 +242,8 @@ class Following:
         try:
             while page := list(islice(left, MAX_JOBS)):
                 found.update((job.id, job) for job in self._inspect.get_jobs(page))
+        except StoreClosed:
+            raise
         except StoreUnavailable:
             now_s = self.pace.now_s()
             if self._fault_s is None:

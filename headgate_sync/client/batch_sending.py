@@ -20,6 +20,7 @@ from headgate_sync.errors import (
     HeadgateError,
     IdConflict,
     InvalidRequest,
+    StoreClosed,
     StoreUnavailable,
 )
 from headgate_sync.identity import Identity
@@ -177,6 +178,8 @@ class Sender:
         while True:
             try:
                 return self._client.enqueue_many(envelopes, identity=self._identity)
+            except StoreClosed:
+                raise
             except (StoreUnavailable, CircuitRejected):
                 now_s = self._following.pace.now_s()
                 since_s = now_s if since_s is None else since_s

@@ -47,7 +47,6 @@ _OWN_SETTINGS = (
     b"; SET LOCAL idle_in_transaction_session_timeout = 0"
     b"; SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = 'UTF8'"
 )
-_OWN_SETTINGS_17 = b"; SET LOCAL transaction_timeout = 0"
 # Whoever looks waits for nobody, is stopped before it costs much, and reads by index
 # whatever the planner believes of tables that were never analysed.
 _LOOK = (
@@ -97,7 +96,7 @@ def translate(error: BaseException) -> StoreError:
     """
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, PoolClosed):
+    if isinstance(error, PoolClosed) and "not open yet" not in str(error):
         return StoreClosed(str(error))
     sqlstate = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split()) or type(error).__name__
@@ -150,6 +149,13 @@ class Pool(Protocol):
     def putconn(self, conn: psycopg.Connection[Any], /) -> None: ...
 
 
+def unlimited(connection: psycopg.Connection[Any]) -> bytes:
+    """What lifts a role's limit for whole transactions, where the server knows one."""
+    if connection.pgconn.server_version < 170_000:
+        return b""
+    return b"; SET LOCAL transaction_timeout = 0"
+
+
 class Session:
     """Runs statement files on one connection; sets nothing and ends no transaction.
 
@@ -157,9 +163,12 @@ class Session:
         plain: whether the connection's defaults suit a statement without BEGIN; None
             before somebody asked.
         prepares: whether the server that answers keeps what was prepared.
+        borrowed: the connection is a caller's, and so is its transaction.
     """
 
-    __slots__ = ("_cursor", "_statements", "connection", "plain", "prepares")
+    __slots__ = (
+        "_cursor", "_statements", "borrowed", "connection", "plain", "prepares",
+    )  # fmt: skip
 
     def __init__(
         self, connection: psycopg.Connection[Any], statements: Mapping[str, bytes]
@@ -167,6 +176,7 @@ class Session:
         self.connection = connection
         self.plain: bool | None = None
         self.prepares = True
+        self.borrowed = False
         self._statements = statements
         # An own cursor: the connection's row factory belongs to its owner. What it
         # learns of types with the first statement it knows with the next, which is a
@@ -227,9 +237,11 @@ class Session:
                 "schema gives it with `headgate migrate grants`"
             )
         elif told.sqlstate == NO_SCHEMA:
-            text = (
-                f"{why} in database {info.dbname}: a transaction that is handed over "
-                "must be one on the database of the queue"
+            text = f"{why} in database {info.dbname}: " + (
+                "a transaction that is handed over must be one on the database of the "
+                "queue"
+                if self.borrowed
+                else "`headgate migrate up` makes one, or it has another name"
             )
         else:
             return told
@@ -376,6 +388,7 @@ class Database:
     def session(self, connection: psycopg.Connection[Any]) -> Session:
         """Run statements on a caller's connection, in the caller's transaction."""
         session = Session(connection, self.statements)
+        session.borrowed = True
         self._verified(session)
         return session
 
@@ -423,8 +436,8 @@ class Database:
         plain = self._is_plain(session)
         if begin is None:
             begin = _BEGIN if plain else _BEGIN + _OWN_SETTINGS
-        if not plain and session.connection.pgconn.server_version >= 170_000:
-            begin += _OWN_SETTINGS_17
+        if not plain:
+            begin += unlimited(session.connection)
         session.command(begin)
         self._verified(session)
 

@@ -20,6 +20,7 @@ from headgate_sync.postgres.database import (
     Pool,
     Session,
     translate,
+    unlimited,
 )
 from headgate_sync.postgres.ledger import (
     State,
@@ -284,7 +285,7 @@ def _session(where: Target, schema: str) -> Iterator[Session]:
 
 @contextmanager
 def _transaction(session: Session) -> Iterator[None]:
-    session.command(_BEGIN)
+    session.command(_BEGIN + unlimited(session.connection))
     try:
         yield
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Self
 
 import psycopg
@@ -17,23 +18,30 @@ class TellingPool(ConnectionPool[psycopg.Connection[Any]]):
 
     def __init__(self, conninfo: str, **options: Any) -> None:
         fault: str | None = None
+        connecting = 0  # guarded by the lock
+        lock = threading.Lock()
 
         class Told(psycopg.Connection[Any]):
             """A connection whose last try to connect is remembered."""
 
             @classmethod
             def connect(cls, *args: Any, **kwargs: Any) -> Self:
-                nonlocal fault
+                nonlocal fault, connecting
+                with lock:
+                    connecting += 1
                 try:
                     made = super().connect(*args, **kwargs)
                 except psycopg.Error as error:
                     fault = " ".join(str(error).split()) or type(error).__name__
                     raise
+                finally:
+                    with lock:
+                        connecting -= 1
                 fault = None
                 return made
 
         def last_fault() -> str | None:
-            return fault
+            return fault or ("the server does not answer" if connecting else None)
 
         self._last_fault = last_fault
         super().__init__(conninfo, connection_class=Told, **options)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tenacity import (
     Retrying,
-    retry_if_exception_type,
+    retry_if_exception,
     sleep_using_event,
     stop_after_delay,
     wait_exponential,
@@ -29,7 +29,7 @@ from headgate_sync.errors import (
     ConfigurationError,
     HeadgateError,
     InvalidRequest,
-    StoreUnavailable,
+    may_pass,
 )
 from headgate_sync.lease import MAX_CAPACITY, MAX_LEASE_MS
 from headgate_sync.loggers import OneLine, guarded
@@ -175,7 +175,7 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
     patience_ms = _check_options(arguments, queues)
     until_s = time.monotonic() + patience_ms / 1000
     connected = Retrying(
-        retry=retry_if_exception_type(StoreUnavailable),
+        retry=retry_if_exception(may_pass),
         wait=wait_exponential(multiplier=0.1, max=1),
         stop=stop_after_delay(patience_ms / 1000),
         sleep=sleep_using_event(threading.Event()),

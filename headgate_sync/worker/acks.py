@@ -10,13 +10,13 @@ from attrs import define, evolve
 from tenacity import (
     RetryCallState,
     Retrying,
-    retry_if_exception_type,
+    retry_if_exception,
     sleep_using_event,
     stop_when_event_set,
 )
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.errors import LeaseRejected, StoreUnavailable
+from headgate_sync.errors import LeaseRejected, StoreUnavailable, may_pass
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.loggers import guarded
@@ -103,7 +103,7 @@ class AckBox:
         self._insists = False  # a box for acks whose rows are locked
         self._given_up = threading.Event()
         self._retrying = Retrying(
-            retry=retry_if_exception_type(StoreUnavailable),
+            retry=retry_if_exception(may_pass),
             wait=self._pause_s,
             stop=stop_when_event_set(self._given_up),
             sleep=sleep_using_event(self._given_up),

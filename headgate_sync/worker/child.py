@@ -128,14 +128,17 @@ def end_with_worker() -> None:
     """End this process, and its group, when the worker has died.
 
     One that was killed can kill nobody any more. Its end of the pipe for the answer
-    closes with it, which is an error on this end, whatever anybody waits for.
+    closes with it, which is an error on this end, whatever anybody waits for; or later,
+    where a process that it forked has that end as well.
     """
+    worker = os.getppid()
     answer = os.dup(sys.stdout.fileno())  # the handler may put something else there
 
     def watch() -> None:
         poll = select.poll()
         poll.register(answer, 0)
-        poll.poll()
+        while not poll.poll(1_000) and os.getppid() == worker:
+            pass
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="headgate-worker", daemon=True).start()

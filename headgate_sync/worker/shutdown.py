@@ -16,7 +16,7 @@ from weakref import WeakSet
 from attrs import frozen
 from tenacity import (
     Retrying,
-    retry_if_exception_type,
+    retry_if_exception,
     sleep_using_event,
     stop_after_delay,
     stop_any,
@@ -26,7 +26,7 @@ from tenacity import (
 
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.cancel import CancelReason
-from headgate_sync.errors import StoreError, StoreUnavailable
+from headgate_sync.errors import StoreError, may_pass
 from headgate_sync.lease import Ack
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.loggers import guarded
@@ -327,7 +327,7 @@ def release(
     ]
     over = given_up or threading.Event()
     retrying = Retrying(
-        retry=retry_if_exception_type(StoreUnavailable),
+        retry=retry_if_exception(may_pass),
         wait=wait_exponential(multiplier=0.1, max=2),
         stop=stop_any(stop_after_delay(window_s), stop_when_event_set(over)),
         sleep=sleep_using_event(over),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 import pytest
@@ -52,8 +53,11 @@ class Running:
     def __enter__(self):
         return self
 
-    def __exit__(self, *raised):
+    def tell_to_end(self):
         self._stop.put(None)
+
+    def __exit__(self, *raised):
+        self.tell_to_end()
         self._thread.join(WAIT_S)
         assert self.codes == [0]
 
@@ -228,16 +232,99 @@ def test_a_client_that_does_not_read_is_left(monkeypatch):
 
 
 def test_a_long_answer_is_not_taken_for_a_silent_client(monkeypatch):
-    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(server, "_TURN_S", 0.05)
+    monkeypatch.setattr(server, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(server, "_TURN_S", 0.001)
 
     def slow(environ):
         if environ["PATH_INFO"].endswith("/jobs"):
-            time.sleep(1)
+            time.sleep(0.4)
         return Identity("anna")
 
-    with Running(MemStore(), config=ApiConfig(authenticate=slow)) as running:
-        assert running.request("GET", "/jobs")[0].status == 200
+    store = MemStore()
+    enqueue(store, *(f"job-{number:0200}" for number in range(200)))
+    with Running(store, config=ApiConfig(authenticate=slow)) as running:
+        for _ in range(10):
+            answer, data = running.request("GET", "/jobs?limit=200")
+            assert (answer.status, len(json.loads(data)["jobs"])) == (200, 200)
+
+
+def test_a_client_that_asks_all_the_time_is_served_all_the_time(monkeypatch):
+    """Requests behind each other in one packet are not one that arrives for long."""
+    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
+    line = b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Running(MemStore()) as running, running.connect() as connection:
+        connection.sendall(line[:9])
+        for _ in range(40):
+            connection.sendall(line[9:] + line[:9])
+            answer = b""
+            while not answer.endswith(b"\r\n\r\nok"):
+                answer += connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(0.02)
+
+
+def test_bodies_of_strangers_take_no_more_room_than_there_is(monkeypatch):
+    monkeypatch.setattr(server, "MAX_ARRIVING_BYTES", 100_000)
+    head = (
+        b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"
+    )
+    with ExitStack() as stack, Running(MemStore()) as running:
+        small, large = (stack.enter_context(running.connect()) for _ in range(2))
+        small.sendall(head + b"\r\n" + b"x" * 40_000)
+        large.sendall(head + b"\r\n" + b"x" * 80_000)
+        with suppress(ConnectionResetError):
+            assert large.recv(1) == b""
+        small.sendall(b"x" * 160_000)
+        assert small.recv(12) == b"HTTP/1.1 400"  # heard to its end
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"),
+    [
+        (64, 16),
+        (256, 96),
+        (1024, 480),
+        (65_536, 1_000),
+        (resource.RLIM_INFINITY, 1_000),
+    ],
+)
+def test_connections_leave_descriptors_to_others(monkeypatch, descriptors, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (descriptors, -1))
+    assert server._most_connections() == most
+
+
+def test_a_server_that_ends_leaves_its_successor_the_socket(tmp_path):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(environ):
+        inside.set()
+        assert go_on.wait(WAIT_S)
+        return Identity("anna")
+
+    path = tmp_path / "api.sock"
+    line = b"GET /api/v1/jobs HTTP/1.0\r\nHost: x\r\n\r\n"
+    with ExitStack() as successor:
+        with (
+            Running(
+                MemStore(),
+                address=f"unix:{path}",
+                config=ApiConfig(authenticate=slow),
+            ) as old,
+            socket.socket(socket.AF_UNIX) as connection,
+        ):
+            connection.connect(str(path))
+            connection.sendall(line)
+            assert inside.wait(WAIT_S)
+            old.tell_to_end()
+            while path.exists():
+                time.sleep(0.01)
+            successor.enter_context(Running(MemStore(), address=f"unix:{path}"))
+            go_on.set()
+            assert everything(connection).startswith(b"HTTP/1.0 200")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(line)
+            assert everything(connection).startswith(b"HTTP/1.0 200")
 
 
 def test_a_stream_sends_as_things_happen_and_leaves_when_the_client_does():

@@ -114,6 +114,18 @@ def forks(ctx: JobContext) -> None:
     assert child.exitcode == -signal.SIGTERM
 
 
+@hg.task("leaves", queue=QUEUE, retention="1h")
+def leaves(ctx: JobContext) -> None:
+    """Leave a process behind that has whatever the worker has open."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    child = fork.Process(target=_say_and_stay, args=(there,))
+    child.start()
+    here.recv()
+    _insert("INSERT INTO public.reached VALUES (%s, %s)", ("leaves", child.pid))
+    note_run(ctx)
+
+
 def _say_and_stay(pipe: Any) -> None:
     pipe.send("up")
     threading.Event().wait()

@@ -154,7 +154,7 @@ def test_a_process_is_never_alive_and_idle(fleet: Fleet, call: str) -> None:
 
 
 def test_a_worker_whose_store_is_closed_ends(fleet: Fleet) -> None:
-    worker = fleet.start_ready("--shutdown-timeout", "1s")
+    worker = fleet.start_ready("--shutdown-timeout", "10m")  # nothing waits for it
     fleet.enqueue("closes", "a")
     assert worker.wait() == 13
     assert "could not be revived; the worker drains and ends" in worker.said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from typing import Any
@@ -51,14 +52,25 @@ def test_a_worker_killed_in_a_handler_is_replaced_within_its_lease(
     assert fleet.effects() == {"a": 1}
 
 
-def test_an_attempt_in_a_process_of_its_own_dies_with_its_worker(fleet: Fleet) -> None:
+@pytest.mark.parametrize("forked", [False, True])
+def test_an_attempt_in_a_process_of_its_own_dies_with_its_worker(
+    fleet: Fleet, forked: bool
+) -> None:
+    """Also where another process has the worker's end of its pipes."""
     worker = fleet.start_ready()
     fleet.enqueue("apart", "a")
     fleet.wait_for(lambda: bool(fleet.runs("a")), "it runs")
     [pid] = fleet.pids("a")
     assert pid != worker.pid
+    if forked:
+        fleet.enqueue("leaves", "b")
+        fleet.wait_state("b", "completed")
     worker.kill()
-    fleet.wait_for(lambda: gone(pid), "its process is gone")
+    try:
+        fleet.wait_for(lambda: gone(pid), "its process is gone")
+    finally:
+        for (left,) in fleet.query("SELECT pid FROM public.reached"):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_a_worker_killed_inside_its_transaction_leaves_no_effect(fleet: Fleet) -> None:

@@ -125,6 +125,19 @@ def opened(url, schema):
             store.close()
 
 
+@pytest.mark.parametrize("limit", ["statement_timeout", "transaction_timeout"])
+def test_no_time_limit_of_a_role_ends_a_migration(server_url, limit):
+    with new_database(server_url) as url:
+        with psycopg.connect(url, autocommit=True) as admin:
+            if limit == "transaction_timeout" and admin.info.server_version < 170_000:
+                pytest.skip("PostgreSQL 17 brought this limit")
+            limited = sql.SQL("ALTER DATABASE {} SET {} = 30").format(
+                sql.Identifier(admin.info.dbname), sql.Identifier(limit)
+            )
+            admin.execute(limited)
+        assert migrate_up(url) == list(versions())
+
+
 def test_up_applies_every_version_once_and_books_it(empty_database, connection, schema):
     assert migrate_up(empty_database, schema) == list(versions())
     assert migrate_up(empty_database, schema) == []

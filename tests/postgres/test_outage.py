@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import threading
 from contextlib import closing, contextmanager, suppress
 
@@ -13,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 
 from headgate_sync.errors import (
+    BackendError,
     IdConflict,
     InvalidRequest,
     LeaseRejected,
@@ -344,6 +346,35 @@ def test_who_waits_for_a_connection_in_vain_is_told_why(server, part, value, cau
             enqueue(store, "a")
         assert str(caught.value).startswith("no connection within 2 s: ")
         assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_told_from_a_full_pool():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        closing(
+            PgStore.connect(
+                f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/x",
+                pool_timeout_ms=500,
+            )
+        ) as store,
+        pytest.raises(StoreUnavailable, match="s: the server does not answer"),
+    ):
+        enqueue(store, "a")
+
+
+def test_a_schema_that_is_gone_is_told_with_what_makes_one(server, schema):
+    with closing(PgStore.connect(server.conninfo, schema)) as store:
+        enqueue(store, "a")
+        rename = sql.SQL("ALTER SCHEMA {} RENAME TO {}")
+        names = sql.Identifier(schema), sql.Identifier("elsewhere")
+        with psycopg.connect(server.conninfo, autocommit=True) as admin:
+            admin.execute(rename.format(*names))
+            try:
+                with pytest.raises(BackendError, match="headgate migrate up") as caught:
+                    enqueue(store, "b")
+            finally:
+                admin.execute(rename.format(*reversed(names)))
+        assert "handed over" not in str(caught.value)
 
 
 def test_a_pool_that_is_used_up_says_so(server, schema):
