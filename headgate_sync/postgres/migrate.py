@@ -44,6 +44,7 @@ _BEGIN = (
     b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0"
     b"; SET LOCAL lock_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
     b"; SET LOCAL search_path = pg_catalog"
+    b"; SET LOCAL quote_all_identifiers = off"  # definitions are compared as texts
 )
 # Unique violation of a catalogue's index, duplicate schema, table or object: a session
 # of the same moment has just created it.

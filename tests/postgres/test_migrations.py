@@ -125,6 +125,15 @@ def opened(url, schema):
             store.close()
 
 
+def test_a_schema_is_recognised_where_all_names_are_quoted(server_url):
+    with new_database(server_url) as url:
+        with psycopg.connect(url, autocommit=True) as admin:
+            quoted = sql.SQL("ALTER DATABASE {} SET quote_all_identifiers = on")
+            admin.execute(quoted.format(sql.Identifier(admin.info.dbname)))
+        assert migrate_up(url) == list(versions())
+        validate(url)
+
+
 @pytest.mark.parametrize("limit", ["statement_timeout", "transaction_timeout"])
 def test_no_time_limit_of_a_role_ends_a_migration(server_url, limit):
     with new_database(server_url) as url:
