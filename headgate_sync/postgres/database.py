@@ -96,6 +96,7 @@ def translate(error: BaseException) -> StoreError:
     """
     if isinstance(error, StoreError):
         return error
+    # One that its owner has yet to open is raised as the same, and may be waited for.
     if isinstance(error, PoolClosed) and "not open yet" not in str(error):
         return StoreClosed(str(error))
     sqlstate = getattr(error, "sqlstate", None)
@@ -149,7 +150,7 @@ class Pool(Protocol):
     def putconn(self, conn: psycopg.Connection[Any], /) -> None: ...
 
 
-def unlimited(connection: psycopg.Connection[Any]) -> bytes:
+def no_transaction_timeout(connection: psycopg.Connection[Any]) -> bytes:
     """What lifts a role's limit for whole transactions, where the server knows one."""
     if connection.pgconn.server_version < 170_000:
         return b""
@@ -437,7 +438,7 @@ class Database:
         if begin is None:
             begin = _BEGIN if plain else _BEGIN + _OWN_SETTINGS
         if not plain:
-            begin += unlimited(session.connection)
+            begin += no_transaction_timeout(session.connection)
         session.command(begin)
         self._verified(session)
 

@@ -19,8 +19,8 @@ from headgate_sync.postgres.database import (
     Database,
     Pool,
     Session,
+    no_transaction_timeout,
     translate,
-    unlimited,
 )
 from headgate_sync.postgres.ledger import (
     State,
@@ -286,7 +286,7 @@ def _session(where: Target, schema: str) -> Iterator[Session]:
 
 @contextmanager
 def _transaction(session: Session) -> Iterator[None]:
-    session.command(_BEGIN + unlimited(session.connection))
+    session.command(_BEGIN + no_transaction_timeout(session.connection))
     try:
         yield
     except BaseException:

@@ -24,6 +24,7 @@ from headgate_sync.errors import (
     IdConflict,
     InvalidRequest,
     JobFailed,
+    StoreClosed,
     StoreUnavailable,
     Unsupported,
 )
@@ -419,6 +420,21 @@ def test_a_long_outage_is_raised_and_nothing_is_lost(make, store, tapped, world)
     batch.flush()
     assert counts(store) == {"available": 3}
     assert batch.sent == 3
+
+
+def test_a_store_that_was_closed_is_not_waited_for(make, store, tapped, world):
+    start = world.at_s
+    tapped.fail("enqueue", StoreClosed("for good"))
+    with pytest.raises(StoreClosed), make() as batch:
+        fill(batch, 3)
+    inspect = Tap(store.inspect)
+    follower = Batch(Client(over(store, inspect=inspect)), "f", pace=world)
+    fill(follower, 3)
+    follower.flush()
+    inspect.fail("get_jobs", StoreClosed("for good"))
+    with pytest.raises(StoreClosed):
+        list(follower.as_completed())
+    assert world.at_s == start
 
 
 def test_an_open_circuit_counts_as_an_outage(make, store, tapped, world):

@@ -86,8 +86,16 @@ def test_an_error_of_the_connection_is_an_outage(error):
     assert type(translate(error)) is StoreUnavailable
 
 
-def test_a_pool_that_its_owner_closed_is_none():
-    error = translate(PoolClosed("the pool is closed"))
+def test_a_pool_may_be_opened_later_but_not_again():
+    pool = ConnectionPool("", min_size=0, max_size=1, open=False)
+    with pytest.raises(PoolClosed) as early:
+        pool.getconn()
+    assert type(translate(early.value)) is StoreUnavailable
+    pool.open()
+    pool.close()
+    with pytest.raises(PoolClosed) as late:
+        pool.getconn()
+    error = translate(late.value)
     assert type(error) is StoreClosed
     assert not error.retryable
 

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from headgate_sync.cancel import CancelReason
 from headgate_sync.context import JobContext
-from headgate_sync.errors import InvalidRequest, LeaseLost, StoreUnavailable
+from headgate_sync.errors import (
+    InvalidRequest,
+    LeaseLost,
+    StoreClosed,
+    StoreUnavailable,
+)
 from headgate_sync.lease import MAX_STEPS, Checkpoint, step_set_hash
 from headgate_sync.lifecycle import State
 from headgate_sync.registry import Registry
@@ -227,6 +232,19 @@ def test_an_outage_between_two_steps_repeats_none_of_them(store: Any) -> None:
     assert ran == ["a", "b"]
     assert state_of(store, "a") is State.COMPLETED
     assert saved(store).completed_steps == ("a", "b")
+
+
+def test_a_store_that_was_closed_is_not_waited_for(store: Any) -> None:
+    tap = Tap(store)
+
+    def handler(ctx: JobContext) -> None:
+        tap.fail("checkpoint", StoreClosed("for good"))
+        with pytest.raises(StoreClosed):
+            ctx.step("a", lambda: None)
+
+    put(store)
+    running(tap, handler).run_next()
+    assert tap.count("checkpoint") == 1
 
 
 def test_an_outage_is_waited_out_only_while_the_lease_lasts(store: Any) -> None:
