@@ -6,7 +6,6 @@ import importlib
 import ipaddress
 import logging
 import os
-import resource
 import signal
 import socket
 import stat
@@ -497,6 +496,10 @@ def _arrived(channel: _Channel) -> int:
 
 def _most_connections() -> int:
     """As many as leave descriptors for the database, and for bodies in files."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # a system without such a limit
+        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS

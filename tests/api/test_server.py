@@ -195,22 +195,62 @@ def test_a_slow_client_does_not_hold_a_thread(sent):
         assert running.request("GET", "/healthz")[0].status == 200
 
 
+class Steps:
+    """The server's clock, which a test may put forward."""
+
+    def __init__(self):
+        self._ahead_s = 0.0
+
+    def advance(self, seconds):
+        self._ahead_s += seconds
+
+    def monotonic(self):
+        return time.monotonic() + self._ahead_s
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    steps = Steps()
+    monkeypatch.setattr(server, "time", steps)
+    return steps
+
+
+def step_until_closed(connection, steps):
+    """Let time pass until the other side hangs up; returns what it sent."""
+    data = b""
+    connection.settimeout(0.05)
+    for _ in range(100):
+        steps.advance(5)
+        with suppress(TimeoutError):
+            if not (more := connection.recv(65_536)):
+                return data
+            data += more
+    raise AssertionError("it is still connected")
+
+
 @pytest.mark.parametrize("sent", [HALF_A_HEADER, NO_BODY, b"", ANSWERED])
-def test_a_client_that_says_nothing_is_left(monkeypatch, sent):
-    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
+def test_a_client_that_says_nothing_is_left(steps, sent):
     with Running(MemStore()) as running, running.connect() as silent:
         silent.sendall(sent)
-        assert everything(silent).endswith(b"ok" if sent == ANSWERED else b"")
+        said = step_until_closed(silent, steps)
+    assert said.endswith(b"ok" if sent == ANSWERED else b"")
 
 
-def test_a_request_has_to_arrive_in_time_however_small_its_pieces_are(monkeypatch):
-    monkeypatch.setattr(server, "PATIENCE_S", 0.5)
+def test_a_request_has_to_arrive_in_time_however_small_its_pieces_are(steps):
     with Running(MemStore()) as running, running.connect() as slow:
         slow.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nX: ")
-        with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
-            for _ in range(10_000):
+        slow.settimeout(0.05)
+        for _ in range(100):
+            steps.advance(5)
+            try:
                 slow.sendall(b"x")
-                time.sleep(0.01)
+                if slow.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+        raise AssertionError("it may arrive for ever")
 
 
 def test_a_client_that_does_not_read_is_left(monkeypatch):
@@ -225,42 +265,52 @@ def test_a_client_that_does_not_read_is_left(monkeypatch):
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line = b"GET /api/v1/jobs?limit=200 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         deaf.sendall(200 * line)
-        for _ in range(
-            50
-        ):  # in turn with those, until the kernel takes no more of them
+        # In turn with those, until the kernel takes no more of them.
+        for _ in range(50):
             assert running.request("GET", "/healthz")[0].status == 200
 
 
-def test_a_long_answer_is_not_taken_for_a_silent_client(monkeypatch):
-    monkeypatch.setattr(server, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(server, "_TURN_S", 0.001)
+def test_a_client_has_its_time_from_when_its_turn_begins(steps):
+    channel = object.__new__(server._Channel)
+    channel.request, channel.requests, channel.total_outbufs_len = None, [], 0
+    channel.last_activity = 0.0
 
-    def slow(environ):
-        if environ["PATH_INFO"].endswith("/jobs"):
-            time.sleep(0.4)
-        return Identity("anna")
+    def hung_after(seconds, **changes):
+        for name, value in changes.items():
+            setattr(channel, name, value)
+        steps.advance(seconds)
+        return channel.is_hung()
 
-    store = MemStore()
-    enqueue(store, *(f"job-{number:0200}" for number in range(200)))
-    with Running(store, config=ApiConfig(authenticate=slow)) as running:
-        for _ in range(10):
-            answer, data = running.request("GET", "/jobs?limit=200")
-            assert (answer.status, len(json.loads(data)["jobs"])) == (200, 200)
+    assert not hung_after(0)
+    assert not hung_after(29)
+    assert not hung_after(0, request=object(), last_activity=1.0)
+    assert not hung_after(29, last_activity=2.0)
+    assert not hung_after(0, request=None, requests=["arrived"])
+    assert not hung_after(1_000)  # the server's turn
+    assert not hung_after(0, total_outbufs_len=9)  # begins to be sent
+    assert not hung_after(29)
+    assert not hung_after(29, total_outbufs_len=8, last_activity=3.0)
+    assert hung_after(31)  # nothing more is taken
+    channel.requests, channel.total_outbufs_len = [], 0
+    assert not hung_after(0, last_activity=4.0)
+    assert not hung_after(0, request=object())
+    assert not hung_after(20, request=object(), last_activity=5.0)  # another one
+    assert not hung_after(20, last_activity=6.0)
+    assert hung_after(20, last_activity=7.0)  # which goes on for too long
 
 
-def test_a_client_that_asks_all_the_time_is_served_all_the_time(monkeypatch):
+def test_a_client_that_asks_all_the_time_is_served_all_the_time(steps):
     """Requests behind each other in one packet are not one that arrives for long."""
-    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
     line = b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with Running(MemStore()) as running, running.connect() as connection:
         connection.sendall(line[:9])
         for _ in range(40):
+            steps.advance(5)
             connection.sendall(line[9:] + line[:9])
             answer = b""
             while not answer.endswith(b"\r\n\r\nok"):
                 answer += connection.recv(65_536)
             assert answer.startswith(b"HTTP/1.1 200")
-            time.sleep(0.02)
 
 
 def test_bodies_of_strangers_take_no_more_room_than_there_is(monkeypatch):
