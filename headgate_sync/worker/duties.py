@@ -26,6 +26,7 @@ EVICT_LIMIT = 1_000
 OPERATION_BATCH = 500
 RECONCILE_LIMIT = 100
 HUNG_S = 60.0
+STAGGER_S = 0.05
 RELEASE_S = 1.0
 
 
@@ -155,6 +156,9 @@ class Duties:
             self.held = frozenset(held)
         for name, due in held.items():
             self._duties[name].begin(due=due)
+            # Most are over within milliseconds. One after the other they need one
+            # connection, and leave the rest of the machine to the jobs.
+            self._duties[name].join(STAGGER_S)
         # Only now: a tick that failed in another way stays due, and counts as failed
         # until one goes well.
         self._next_s = now_s + self._interval_ms / 1000
