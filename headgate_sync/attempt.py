@@ -44,6 +44,8 @@ class LiveAttempt:
     Attributes:
         returned_s: local instant at which the admit returned; with `claimed_at_ms` of
             the claim it gives store time without asking the store.
+        begun_s: local instant from which its time counts: the same, unless it waited
+            for a thread.
         timeout_ms: limit of this attempt, 0 for none; `timeout_due_s` is its local end.
         deadline_cut: the limit comes from the job's deadline, not from its timeout.
         lease_due_s: when the lease runs out unless it is confirmed before.
@@ -68,6 +70,7 @@ class LiveAttempt:
     __slots__ = (
         "actual_weight",
         "airborne",
+        "begun_s",
         "capture",
         "claim",
         "completing",
@@ -117,7 +120,7 @@ class LiveAttempt:
         self.now_s = now_s
         self.producer = producer
         self.token = CancelToken()
-        self.returned_s = returned_s
+        self.returned_s = self.begun_s = returned_s
         self.lease_due_s = lease_due_s
         self.extended_due_s = 0.0
         self.token_set_s: float | None = None
@@ -135,21 +138,40 @@ class LiveAttempt:
         self.settled = self.returned = self.concluded = self.stuck_reported = False
         self.airborne = False
         self.renewing = True
-        self.timeout_ms, self.deadline_cut = self._limit()
-        self.timeout_due_s = (
-            returned_s + self.timeout_ms / 1000 if self.timeout_ms else float("inf")
-        )
+        self._set_limit()
+
+    def wait(self) -> None:
+        """No thread is free for it: its time does not count before it begins."""
+        self.timeout_due_s = float("inf")
+
+    def begin(self) -> None:
+        """It waited, and has a thread from now on."""
+        self.begun_s = self.now_s()
+        self._set_limit()
 
     def store_now_ms(self) -> int:
         """Store time, from the claim's instant and the time since it arrived."""
-        passed_ms = int((self.now_s() - self.returned_s) * 1000)
-        return self.claim.claimed_at_ms + passed_ms
+        return self._store_ms(self.now_s())
+
+    @property
+    def begun_at_ms(self) -> int:
+        """Store time at which its time began."""
+        return self._store_ms(self.begun_s)
+
+    def _store_ms(self, local_s: float) -> int:
+        return self.claim.claimed_at_ms + int((local_s - self.returned_s) * 1000)
+
+    def _set_limit(self) -> None:
+        self.timeout_ms, self.deadline_cut = self._limit()
+        self.timeout_due_s = (
+            self.begun_s + self.timeout_ms / 1000 if self.timeout_ms else float("inf")
+        )
 
     def _limit(self) -> tuple[int, bool]:
         envelope = self.claim.envelope
         if not envelope.deadline_ms:
             return envelope.timeout_ms, False
-        left_ms = envelope.deadline_ms - self.claim.claimed_at_ms
+        left_ms = envelope.deadline_ms - self.begun_at_ms
         if left_ms <= 0 or 0 < envelope.timeout_ms <= left_ms:
             return envelope.timeout_ms, False
         return left_ms, True

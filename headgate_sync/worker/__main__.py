@@ -75,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--threads", type=int, metavar="N", help=f"jobs at once ({usual.capacity})"
     )
+    made.add_argument(
+        "--prefetch",
+        type=int,
+        metavar="N",
+        help=f"jobs claimed ahead of free threads ({usual.prefetch})",
+    )
     made.add_argument("--worker-id", help="stable identity, for sticky jobs")
     made.add_argument("--lease", metavar="DURATION", help=f"of a claim ({usual.lease})")
     made.add_argument(
@@ -186,7 +192,7 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
         facade._runtime.ask(max(1, int((until_s - time.monotonic()) * 1000)))
 
     connected(ask)
-    names = ("worker_id", "lease", "shutdown_timeout", "ready_file")
+    names = ("prefetch", "worker_id", "lease", "shutdown_timeout", "ready_file")
     given = {name: getattr(arguments, name) for name in names}
     config = {name: value for name, value in given.items() if value is not None}
     if arguments.no_duties:
@@ -210,6 +216,8 @@ def _check_options(arguments: argparse.Namespace, queues: list[str] | None) -> i
             check_name("--queues", queue)
     if arguments.threads is not None:
         check_int("--threads", arguments.threads, 1, MAX_CAPACITY)
+    if arguments.prefetch is not None:
+        check_int("--prefetch", arguments.prefetch, 0, MAX_CAPACITY)
     if arguments.worker_id is not None:
         check_worker_id("--worker-id", arguments.worker_id)
     if arguments.lease is not None:

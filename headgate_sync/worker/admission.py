@@ -41,6 +41,7 @@ class Admission:
 
     Args:
         hand_over: gets fresh claims; takes their slots and gives them to threads.
+        invite: how many claims to ask for when that many slots are free.
         notified: the store sends wake-ups, and only to workers that it knows to sleep.
         uniform: chance in [0, 1).
     """
@@ -55,6 +56,7 @@ class Admission:
         *,
         now_s: Callable[[], float],
         producer: Callable[[], Any] | None = None,
+        invite: Callable[[int], int] = lambda slots: slots,
         notified: bool = False,
         pulse: Pulse | None = None,
         emit: Emitter | None = None,
@@ -70,6 +72,7 @@ class Admission:
         self._poll = config.poll
         self._now_s = now_s
         self._producer = producer
+        self._invite = invite
         self._notified = notified
         self._pulse = pulse or Pulse(config.poll.ceiling_ms / 1000)
         self._emit = emit
@@ -133,7 +136,7 @@ class Admission:
         return max(self._now_s(), self._deaf_until_s)
 
     def poll(self) -> None:
-        """Ask once, unless every slot is taken, and hand over what was admitted.
+        """Ask once, unless no claim is wanted, and hand over what was admitted.
 
         An error of the store is logged and counts as an empty answer.
 
@@ -142,7 +145,7 @@ class Admission:
         """
         # Set before the slots are counted: one that is freed in between is heard of.
         self._inflight.hungry = True
-        free = self._inflight.free
+        free = self._invite(self._inflight.free)
         if free <= 0:
             self.due_s = NEVER_S
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from queue import SimpleQueue
 from typing import Final
 
@@ -12,7 +12,7 @@ from headgate_sync.attempt import LiveAttempt
 from headgate_sync.loggers import guarded
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.batching import Chunk
-from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.prefetch import WaitingRoom
 from headgate_sync.worker.runner import Runner
 
 logger = guarded(__name__)
@@ -34,18 +34,30 @@ _END: Final = _Order()
 
 
 class HandlerThreads:
-    """A thread per slot, so that every claim finds one, and one that sends acks.
+    """As many threads as handlers may run, and one that sends acks.
 
-    All share one queue. A thread that is done before the others wake up takes the next
-    claim itself, which saves most of the switches between threads when jobs are short.
-    Acks are therefore sent behind the claims that are already waiting: they start
+    All share one queue, of what a thread is free for; claims beyond that stay in the
+    waiting room. A thread that is done before the others wake up takes the next claim
+    itself, which saves most of the switches between threads when jobs are short. Acks
+    are therefore sent behind the claims that are already in the queue: they start
     within moments, whatever they are, and their acks may share the call.
+
+    Args:
+        begun_late: called with each claim that had to wait for its thread.
     """
 
-    def __init__(self, runner: Runner, acks: AckBox, inflight: InFlight) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        acks: AckBox,
+        room: WaitingRoom,
+        *,
+        begun_late: Callable[[LiveAttempt], None] = lambda attempt: None,
+    ) -> None:
         self._runner = runner
         self._acks = acks
-        self._inflight = inflight
+        self._room = room
+        self._begun_late = begun_late
         self._queue: SimpleQueue[LiveAttempt | Chunk | _Order] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two fields below
         self._threads: list[threading.Thread] = []
@@ -53,21 +65,38 @@ class HandlerThreads:
 
     def start(self) -> None:
         """Start the threads."""
-        for _ in range(self._inflight.capacity + 1):
+        for _ in range(self._room.threads + 1):
             self._add_thread()
 
-    def feed(self, attempts: Iterable[LiveAttempt]) -> None:
-        """Hand claims over; each has a slot already."""
-        for attempt in attempts:
+    def feed(self, attempts: Sequence[LiveAttempt]) -> float:
+        """Hand claims over; each has a slot already, though not always a thread.
+
+        Returns:
+            The local instant of the next `look`.
+        """
+        for attempt in self._room.enter(attempts):
             self._queue.put(attempt)
+        return self._room.due_s()
+
+    def look(self) -> float:
+        """Hand back what waits for too long; returns the instant of the next look."""
+        overdue, due_s = self._room.overdue()
+        self._runner.decline(overdue)
+        return due_s
+
+    def close(self) -> None:
+        """Hand everything back that waits for a thread."""
+        self._runner.decline(self._room.clear())
 
     def call(self, work: Callable[[], None]) -> None:
         """Run a function once a thread is free; the caller holds a slot for it."""
+        self._room.occupy()
         self._queue.put(_Call(work))
 
     def feed_chunks(self, chunks: Iterable[Chunk]) -> None:
         """Hand over jobs that waited for each other; each has a slot already."""
         for chunk in chunks:
+            self._room.occupy()
             self._queue.put(chunk)
 
     def end(self) -> None:
@@ -110,27 +139,20 @@ class HandlerThreads:
         queue = self._queue
         while True:
             order = queue.get()
+            if order is _END:
+                over = queue.empty()
+                queue.put(_END)  # for the others, or behind acks that wait
+                if over:
+                    return
+                continue
             try:
-                if isinstance(order, LiveAttempt):
-                    must_fly = self._runner.run(order)
-                    if must_fly and not queue.empty():
+                if order is not _FLY:
+                    if not self._do(order):
+                        continue
+                    if not queue.empty():
                         queue.put(_FLY)
                         continue
-                elif order is _END:
-                    over = queue.empty()
-                    queue.put(_END)  # for the others, or behind acks that wait
-                    if over:
-                        return
-                    continue
-                elif isinstance(order, _Call):
-                    order.work()
-                    continue
-                elif isinstance(order, Chunk):
-                    must_fly = self._runner.batches.run(order)
-                else:
-                    must_fly = True
-                if must_fly:
-                    self._acks.fly()
+                self._acks.fly()
             except Exception:
                 logger.exception("headgate failed around a handler; the thread goes on")
                 self._forget(order)
@@ -141,6 +163,22 @@ class HandlerThreads:
                 self._forget(order)
                 self._add_thread()
                 return
+
+    def _do(self, order: LiveAttempt | Chunk | _Order) -> bool:
+        """Run it; returns whether this thread must let the ack box fly."""
+        try:
+            if isinstance(order, LiveAttempt):
+                return self._runner.run(order)
+            if isinstance(order, Chunk):
+                return self._runner.batches.run(order)
+            assert isinstance(order, _Call)
+            order.work()
+            return False
+        finally:
+            # Before this thread sends acks, which is none of the handlers' time.
+            if (following := self._room.leave()) is not None:
+                self._queue.put(following)
+                self._begun_late(following)
 
     def _forget(self, order: LiveAttempt | Chunk | _Order) -> None:
         if isinstance(order, LiveAttempt):

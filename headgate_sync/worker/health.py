@@ -73,6 +73,7 @@ class Health:
             would not help, and would cost what runs.
         ready: the store knows the worker.
         in_flight: slots taken.
+        capacity: slots: one per handler thread, and those of `prefetch`.
         last_admit_ok_ms, last_renew_ok_ms, last_beat_ok_ms: age of the last good call;
             None for never.
         store: "ok" or "unavailable".

@@ -30,6 +30,7 @@ logger = guarded(__name__)
 MAX_SUMMARY_BYTES = 2048
 MAX_POLICY_DELAY_MS = 86_400_000
 RELEASED_AT_SHUTDOWN = "released: worker shutdown"
+RELEASED_UNBEGUN = "released: no thread was free"
 RELEASED_IN_DOUBT = "released: lease not confirmed"
 DEADLINE_EXCEEDED = "deadline exceeded"
 REASON_DEADLINE = "deadline_exceeded"
@@ -92,6 +93,7 @@ class Verdict:
 
 
 SUCCESS = Verdict(outcome=Outcome.SUCCESS)
+UNBEGUN = Verdict(outcome=Outcome.RATE_LIMITED, error=RELEASED_UNBEGUN)
 DEADLINE_PASSED = Verdict(
     outcome=Outcome.SKIP,
     error=DEADLINE_EXCEEDED,
@@ -103,7 +105,7 @@ DEADLINE_PASSED = Verdict(
 def ack_of(attempt: LiveAttempt, verdict: Verdict) -> Ack:
     """The ack that carries a verdict, with weight, length and log of the attempt."""
     buffer = attempt.logs if verdict.outcome in _KEEPS_LOGS else None
-    latency_ms = int((attempt.now_s() - attempt.returned_s) * 1000)
+    latency_ms = int((attempt.now_s() - attempt.begun_s) * 1000)
     return Ack(
         lease=attempt.lease,
         outcome=verdict.outcome,

@@ -148,7 +148,7 @@ class Presence:
             host=self._host,
             pid=os.getpid(),
             queues=self._config.queues,
-            concurrency=self._inflight.capacity,
+            concurrency=self._config.capacity,
             started_at_ms=self._started_at_ms,
             inflight=self._inflight.taken,
             polls=polls,

@@ -163,7 +163,7 @@ class Report:
                 kind=envelope.kind,
                 queue=envelope.queue,
                 attempt=envelope.attempt,
-                started_at_ms=attempt.claim.claimed_at_ms,
+                started_at_ms=attempt.begun_at_ms,
                 trace=trace_of(envelope.headers),
             )
         )
@@ -274,7 +274,7 @@ class Report:
                 queue=envelope.queue,
                 attempt=envelope.attempt,
                 outcome=outcome,
-                started_at_ms=attempt.claim.claimed_at_ms,
+                started_at_ms=attempt.begun_at_ms,
                 ms=ms,
                 trace=trace_of(envelope.headers),
                 worker=self._worker_id,
@@ -335,4 +335,4 @@ def _reason(ack: Ack) -> DeathReason:
 
 
 def _passed_ms(attempt: LiveAttempt) -> int:
-    return int((attempt.now_s() - attempt.returned_s) * 1000)
+    return int((attempt.now_s() - attempt.begun_s) * 1000)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextvars
 import decimal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.binding import Binding
+from headgate_sync.cancel import exception_for
 from headgate_sync.context import JobContext
 from headgate_sync.errors import AttemptCancelled, LeaseLost, StoreError, Unsupported
 from headgate_sync.injection import Given, WorkerInfo
@@ -29,6 +30,7 @@ from headgate_sync.worker.outcomes import (
     CODE_UNKNOWN_KIND,
     DEADLINE_PASSED,
     NO_HANDLER,
+    UNBEGUN,
     Judge,
     SpinWatch,
     Verdict,
@@ -102,6 +104,10 @@ class Runner:
         verdict: Verdict | None
         if binding is None:
             verdict = self._hand_back(attempt)
+        elif (reason := attempt.token.reason) is not None:
+            # Before it began; while it waited for a thread, as a rule.
+            error = exception_for(reason, envelope.id)
+            verdict = self.judge_raised(binding, attempt, error)
         elif envelope.deadline_ms and attempt.store_now_ms() >= envelope.deadline_ms:
             verdict = DEADLINE_PASSED
         elif binding.batch is not None:
@@ -129,6 +135,22 @@ class Runner:
             )
             return False
         return self._acks.submit(attempt, ack)
+
+    def decline(self, attempts: Iterable[LiveAttempt]) -> None:
+        """Hand back claims that never began, from a thread that must not wait.
+
+        No attempt is counted, and what they took from rate budgets is given back.
+        """
+        for attempt in attempts:
+            attempt.actual_weight = 0
+            verdict: Verdict | None = UNBEGUN
+            if (reason := attempt.token.reason) is not None:
+                error = exception_for(reason, attempt.lease.job_id)
+                verdict = self._judge.raised(attempt, error)
+            if verdict is None:
+                self.abandon(attempt)
+            elif self._inflight.finish(attempt, acks=True):
+                self._acks.submit_apart(attempt, ack_of(attempt, verdict))
 
     def fly(self) -> None:
         """Send the acks that were left."""

@@ -33,8 +33,8 @@ class Watchdog:
 
     Args:
         died: called with the name of a loop whose thread has ended.
-        flush: hands out batches that must not wait longer; returns when the next one
-            is due.
+        flush: hands out batches, and hands back claims, that must not wait longer;
+            returns when the next ones are due.
     """
 
     def __init__(
@@ -69,10 +69,12 @@ class Watchdog:
         """Look after the threads of these loops too."""
         self._watched = loops
 
-    def must_wake(self, attempts: Sequence[LiveAttempt]) -> bool:
-        """Whether a deadline of fresh attempts comes before the next look."""
-        due_s = min(min(a.timeout_due_s, a.lease_due_s) for a in attempts)
-        return due_s < self._due_s
+    def must_wake(
+        self, attempts: Sequence[LiveAttempt], due_s: float = float("inf")
+    ) -> bool:
+        """Whether this instant or a deadline of these comes before the next look."""
+        first_s = min(min(a.timeout_due_s, a.lease_due_s) for a in attempts)
+        return min(first_s, due_s) < self._due_s
 
     def step(self) -> float:
         """Look at everything once; returns the local instant of the next look."""

@@ -28,6 +28,7 @@ from headgate_sync.worker.listening import Listening
 from headgate_sync.worker.loops import ServiceLoop
 from headgate_sync.worker.memory import MemoryWatch
 from headgate_sync.worker.outcomes import RELEASED_AT_SHUTDOWN
+from headgate_sync.worker.prefetch import WaitingRoom
 from headgate_sync.worker.presence import Presence, Standing
 from headgate_sync.worker.readyfile import ReadyFile
 from headgate_sync.worker.reporting import Emitter, Report
@@ -102,7 +103,9 @@ class Worker:
 
     def _build(self) -> None:
         config, store, now_s = self._config, self._store, self._now_s
-        self._inflight = InFlight(config.capacity, self._slot_freed)
+        slots = config.capacity + config.prefetch
+        self._inflight = InFlight(slots, self._slot_freed)
+        self._room = WaitingRoom(config.capacity, config.prefetch, now_s=now_s)
         self._pulses = Pulses(
             beat_s=config.beat_ms / 1000, poll_s=config.poll.ceiling_ms / 1000
         )
@@ -144,7 +147,9 @@ class Worker:
             ended=report.ended if report else None,
         )
         self._runner.batches.opened = lambda: self._loops["watchdog"].nudge()
-        self._handlers = HandlerThreads(self._runner, self._acks, self._inflight)
+        self._handlers = HandlerThreads(
+            self._runner, self._acks, self._room, begun_late=self._begun_late
+        )
         self._admission = Admission(
             store,
             config,
@@ -153,6 +158,7 @@ class Worker:
             self._hand_over,
             now_s=now_s,
             producer=self._client,
+            invite=self._room.invite,
             notified=store.notifying is not None,
             pulse=self._pulses.admit,
             emit=emit,
@@ -175,7 +181,7 @@ class Worker:
             died=self._died,
             emit=emit,
             worker_id=self.worker_id,
-            flush=self._flush_batches,
+            flush=self._flush,
         )
         self._duties: Duties | None = None
         if config.run_duties:
@@ -473,19 +479,23 @@ class Worker:
             crossed = self._closed
             if not crossed:
                 self._inflight.add(attempts)
-                self._handlers.feed(attempts)
+                look_s = self._handlers.feed(attempts)
         if crossed:
             # The answer crossed the stop: nothing is started any more.
             for attempt, ack in release(self._store, attempts, 0.0):
                 if self._report is not None and ack is not None:
                     self._report.released(attempt, ack)
-        elif self._watch.must_wake(attempts):
+        elif self._watch.must_wake(attempts, look_s):
             self._loops["watchdog"].nudge()
 
-    def _flush_batches(self) -> float:
+    def _begun_late(self, attempt: LiveAttempt) -> None:
+        if self._watch.must_wake([attempt]):
+            self._loops["watchdog"].nudge()
+
+    def _flush(self) -> float:
         chunks, due_s = self._runner.batches.due()
         self._handlers.feed_chunks(chunks)
-        return due_s
+        return min(due_s, self._handlers.look())
 
     def _slot_freed(self) -> None:
         self._admission.slot_freed()
@@ -505,6 +515,7 @@ class Worker:
         with self._intake:
             self._closed = True
         self._status = "terminating"
+        self._handlers.close()
         self._handlers.feed_chunks(self._runner.batches.close())
         logger.info(
             "worker %s stops, %d of its jobs still run",

@@ -166,12 +166,12 @@ def test_three_hundred_jobs_survive_a_fleet_that_is_killed_again_and_again(
 ) -> None:
     ids = [f"j{number:03}" for number in range(300)]
     fleet.enqueue("effect", *ids)
-    workers = [fleet.start("--threads", "4") for _ in range(2)]
+    workers = [fleet.start("--threads", "4", "--prefetch", "12") for _ in range(2)]
     for round_number in range(4):
         done = 40 * (round_number + 1)
         fleet.wait_for(lambda done=done: len(fleet.effects()) >= done, "some are done")
         workers.pop(0).kill()
-        workers.append(fleet.start("--threads", "4"))
+        workers.append(fleet.start("--threads", "4", "--prefetch", "12"))
     fleet.wait_for(lambda: len(fleet.effects()) == 300, "all are done")
     fleet.wait_for(
         lambda: all(fleet.state(id) == "completed" for id in ids), "all are completed"

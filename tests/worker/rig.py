@@ -15,6 +15,7 @@ from headgate_sync.registry import Registry
 from headgate_sync.worker import Worker, WorkerConfig
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.inflight import InFlight
+from headgate_sync.worker.prefetch import WaitingRoom
 from headgate_sync.worker.runner import Runner
 from tests.builders import QUEUE, WORKER, admit
 
@@ -142,7 +143,11 @@ class Bench:
         self.config = WorkerConfig(**{"queues": (QUEUE,), **config})
         self.registry = registry or Registry()
         self.freed = 0
-        self.inflight = InFlight(self.config.capacity, self._count_freed)
+        slots = self.config.capacity + self.config.prefetch
+        self.inflight = InFlight(slots, self._count_freed)
+        self.room = WaitingRoom(
+            self.config.capacity, self.config.prefetch, now_s=self.now_s
+        )
         self.accepted: list[Any] = []
         self.acks = AckBox(
             store,

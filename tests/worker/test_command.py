@@ -131,6 +131,7 @@ def test_an_application_is_a_facade_a_factory_or_a_registry(
     [
         (["--queues", ","], "at least one queue"),
         (["--threads", "0"], "--threads is 0"),
+        (["--prefetch", "-1"], "--prefetch is -1"),
         (["--lease", "30"], "--lease is '30'"),
         (["--lease", "10d"], "--lease is '10d', the limit is 86400000 ms"),
         (["--worker-id", "x" * 201], "--worker-id is 'xxx"),
@@ -218,6 +219,7 @@ def test_the_help_names_every_option_and_exit_code(capsys: Any) -> None:
     for option in (
         "--queues",
         "--threads",
+        "--prefetch",
         "--worker-id",
         "--lease",
         "--shutdown-timeout",

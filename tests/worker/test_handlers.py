@@ -21,7 +21,7 @@ class Pool:
     def __init__(self, store: Any, registry: Registry, **config: Any) -> None:
         self.bench = Bench(Tap(store), registry, **config)
         self.threads = HandlerThreads(
-            self.bench.runner, self.bench.acks, self.bench.inflight
+            self.bench.runner, self.bench.acks, self.bench.room
         )
 
     def feed(self) -> int:
