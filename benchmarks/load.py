@@ -50,6 +50,7 @@ def envelopes(
     payload: bytes = b"{}",
     partitions: int = 1,
     retention_ms: int = 0,
+    rate_class: str = "",
 ) -> list[Envelope]:
     """Jobs for the queue `bench`, spread over the partitions in turn."""
     content = fingerprint(kind, payload)
@@ -62,6 +63,7 @@ def envelopes(
             partition_key=f"p{number % partitions}" if partitions > 1 else "",
             fingerprint=content,
             retention_ms=retention_ms,
+            rate_class=rate_class,
         )
         for number in range(count)
     ]
@@ -73,9 +75,11 @@ def enqueue_all(store: Store, jobs: Sequence[Envelope]) -> None:
         store.enqueue(jobs[start : start + 1000])
 
 
-def preload(store: Store, count: int, *, partitions: int = 1) -> None:
+def preload(
+    store: Store, count: int, *, partitions: int = 1, rate_class: str = ""
+) -> None:
     """Enqueue jobs in batches of 1,000."""
-    enqueue_all(store, envelopes(count, partitions=partitions))
+    enqueue_all(store, envelopes(count, partitions=partitions, rate_class=rate_class))
 
 
 def multiply(url: str, templates: Sequence[Envelope], rows: int) -> int:

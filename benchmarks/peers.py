@@ -41,7 +41,7 @@ def run(url: str, options: Namespace) -> Report:
     os.environ[URL] = url
     ours: dict[str, list[float]] = {}
     peer: dict[str, list[float]] = {}
-    drained = Namespace(**vars(options), behind=0)
+    drained = Namespace(**vars(options), prefetch=0, behind=0)
     picked = Namespace(jobs=options.idle_jobs, gap_ms=options.gap_ms)
     for _ in range(options.runs):
         _add(peer, _peer_drain(url, options.jobs))
