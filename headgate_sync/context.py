@@ -611,7 +611,7 @@ class JobContext:
         return found
 
     def dependencies(self) -> Dependencies:
-        """What `Depends` functions made; for the worker."""
+        """What is opened for the handler; for the worker."""
         if self._dependencies is None:
             from headgate_sync.injection import Dependencies
 
@@ -671,9 +671,13 @@ class JobContext:
             self._tracked.close(failed=failed, patience_s=patience_s)
 
     def end_dependencies(self, error: BaseException | None) -> None:
-        """Run the rest of generator dependencies; for the worker."""
+        """Leave what was opened for the handler; for the worker.
+
+        Raises:
+            BaseException: a part of it failed, after a handler that did not.
+        """
         if self._dependencies is not None:
-            self._dependencies.close(error)
+            self._dependencies.close(error, (self._attempt.claim.envelope,))
 
     def close(self) -> None:
         """End what the handler must not use after it returned."""

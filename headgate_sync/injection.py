@@ -6,17 +6,23 @@ import contextlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NewType, Union
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NewType, TypeVar, Union
 
 from attrs import frozen
 
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import ExtractionError, InvalidRequest
+from headgate_sync.loggers import guarded
 from headgate_sync.signals import Control
 
 if TYPE_CHECKING:
     from headgate_sync.context import JobContext
+
+logger = guarded(__name__)
+
+T = TypeVar("T")
 
 TaskId = NewType("TaskId", str)
 """Annotate a handler parameter with it to receive the id of the job."""
@@ -99,32 +105,66 @@ Injector = Callable[[Given], object]
 
 
 class Dependencies:
-    """What `Depends` functions made for one attempt, and how to end it."""
+    """What was opened for one call of a handler, and how to end it."""
 
     def __init__(self) -> None:
         self._made: dict[Callable[..., Any], object] = {}
-        self._exits = contextlib.ExitStack()
+        self._exits: list[Callable[..., object]] = []
 
     def get(self, function: Callable[..., Any], call: Callable[[], Any]) -> object:
         """The value of a function, made at the first call."""
         if function not in self._made:
             value = call()
             if inspect.isgeneratorfunction(function):
-                manager = contextlib.contextmanager(lambda: value)()
-                value = self._exits.enter_context(manager)
+                value = self.enter(contextlib.contextmanager(lambda: value)())
             self._made[function] = value
         return self._made[function]
 
-    def close(self, error: BaseException | None) -> None:
-        """Run the rest of the generator functions, the newest first.
+    def enter(self, manager: AbstractContextManager[T]) -> T:
+        """Enter a context manager, which `close` leaves."""
+        value = manager.__enter__()
+        self._exits.append(manager.__exit__)
+        return value
+
+    def close(self, error: BaseException | None, jobs: Sequence[Envelope]) -> None:
+        """Leave what was entered, the newest first.
+
+        Each sees the exception of what it surrounds. To suppress one changes nothing:
+        the call has failed, and what is outside must not commit it.
+
+        Args:
+            error: the handler's. It says more than a later one, which is then logged.
+            jobs: those of the call, for the log.
 
         Raises:
-            BaseException: one of them failed.
+            BaseException: one of them failed, after a handler that did not.
         """
-        if error is None:
-            self._exits.close()
-        else:
-            self._exits.__exit__(type(error), error, error.__traceback__)
+        try:
+            self._leave(error)
+        except BaseException as other:
+            if error is None:
+                raise
+            if other is not error:
+                logger.exception(
+                    "job %s: a dependency or context manager failed after its handler",
+                    ", ".join(f"{job.id} (queue {job.queue})" for job in jobs),
+                )
+
+    def _leave(self, error: BaseException | None) -> None:
+        # No `ExitStack`: it hides a suppressed exception from those outside, and its
+        # frame keeps what they raise, which is then left for the collector.
+        if not self._exits:
+            return
+        leave = self._exits.pop()
+        try:
+            if error is None:
+                leave(None, None, None)
+            else:
+                leave(type(error), error, error.__traceback__)
+        except BaseException as other:
+            self._leave(other)
+            raise
+        self._leave(error)
 
 
 def _attempt(given: Given) -> Attempt:

@@ -100,16 +100,14 @@ def _value(
 ) -> object:
     arguments = binding.decode(envelope)
     given = Given(context=context, envelope=envelope, worker=worker)
-    failure: BaseException | None = None
     try:
         value = binding.call(arguments, binding.inject(given))
         context.end_tracked(failed=False, patience_s=0.0)
     except BaseException as error:
-        failure = error
         context.end_tracked(failed=True, patience_s=0.0)
+        context.end_dependencies(error)
         raise
-    finally:
-        context.end_dependencies(failure)
+    context.end_dependencies(None)
     return value
 
 

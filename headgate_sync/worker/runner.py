@@ -225,7 +225,7 @@ class Runner:
                 result = self.result_of(binding, attempt, context, value)
         except BaseException as error:
             context.end_tracked(failed=True, patience_s=self.patience_s)
-            self._end_dependencies(attempt, context, error)
+            context.end_dependencies(error)
             raise
         if has_parts:
             context.end_dependencies(None)
@@ -243,20 +243,6 @@ class Runner:
             return binding.call(arguments, injected)
         attempt.interrupt = Interrupt()
         return attempt.interrupt.guard(lambda: binding.call(arguments, injected))
-
-    def _end_dependencies(
-        self, attempt: LiveAttempt, context: JobContext, error: BaseException
-    ) -> None:
-        """End them after an error, which says more than one of theirs."""
-        try:
-            context.end_dependencies(error)
-        except BaseException as other:
-            if other is not error:
-                logger.exception(
-                    "job %s (queue %s): a dependency failed after its handler",
-                    attempt.lease.job_id,
-                    attempt.claim.envelope.queue,
-                )
 
     def result_of(
         self,

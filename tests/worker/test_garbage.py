@@ -82,6 +82,15 @@ def dependency(one: Annotated[int, Depends(resource)]) -> None:
     raise ValueError(one, bool(big))
 
 
+def brittle() -> Iterator[int]:
+    big = hold()
+    yield 1
+    raise ValueError(bool(big))
+
+
+def end_of_dependency(one: Annotated[int, Depends(brittle)]) -> None: ...
+
+
 def result(ctx: JobContext) -> Any:
     big = hold()
     ctx.on_cancel(lambda: big)
@@ -101,7 +110,10 @@ def batch_entry(jobs: list[BatchJob[Any]]) -> Any:
         return [error]
 
 
-HANDLERS = [plain, chained, step, block, loop, tracked, dependency, result]
+HANDLERS = [
+    *(plain, chained, step, block, loop, tracked),
+    *(dependency, end_of_dependency, result),
+]
 
 
 @pytest.fixture(autouse=True)

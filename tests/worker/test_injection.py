@@ -236,6 +236,21 @@ def test_a_generator_that_swallows_the_error_does_not_make_a_success(
     assert first_line(store) == "ValueError: counts"
 
 
+def test_what_is_outside_of_a_swallowed_error_still_sees_it(store: Any) -> None:
+    ENDS.clear()
+
+    def lenient(db: Annotated[str, Depends(session)]) -> Iterator[int]:
+        with contextlib.suppress(ValueError):
+            yield 1
+
+    def handler(one: Annotated[int, Depends(lenient)]) -> None:
+        raise ValueError("counts")
+
+    put(store, "a")
+    running(store, handler).run_next()
+    assert ENDS == ["rolled back", "closed"]
+
+
 def test_an_end_that_fails_fails_the_attempt_unless_it_failed_before(
     store: Any, caplog: Any
 ) -> None:
@@ -256,7 +271,10 @@ def test_an_end_that_fails_fails_the_attempt_unless_it_failed_before(
     put(store, "b")
     bench.run_next()
     assert first_line(store, "b") == "ValueError: the handler's"
-    assert "a dependency failed after its handler" in caplog.text
+    assert (
+        "job b (queue q): a dependency or context manager failed after its handler"
+        in caplog.text
+    )
 
 
 def test_what_was_opened_is_closed_when_a_later_parameter_fails(store: Any) -> None:
