@@ -311,9 +311,18 @@ class Runner:
         verdict = self._judge.raised(
             attempt, error, retry=binding.retry, is_failure=binding.is_failure
         )
-        if verdict is None:
-            return None
         envelope = attempt.claim.envelope
+        if verdict is None:
+            if attempt.finished is Settlement.COMPLETED and isinstance(
+                error, Exception
+            ):
+                logger.error(
+                    "job %s (queue %s): failed after once had completed it",
+                    envelope.id,
+                    envelope.queue,
+                    exc_info=error,
+                )
+            return None
         if verdict.outcome in (Outcome.RETRY, Outcome.UNDECODABLE):
             what = "undecodable"
             if verdict.outcome is Outcome.RETRY:

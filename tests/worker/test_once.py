@@ -137,7 +137,7 @@ def test_an_effect_and_the_completion_are_one_commit(
 
 
 def test_a_handler_that_fails_after_its_effect_leaves_the_job_completed(
-    postgres: Any, effects: Any
+    postgres: Any, effects: Any, caplog: Any
 ) -> None:
     def handler(ctx: JobContext) -> str:
         ctx.once(apply(ctx))
@@ -147,6 +147,8 @@ def test_a_handler_that_fails_after_its_effect_leaves_the_job_completed(
     put(store, "a")
     running(store, handler).run_next()
     assert (state_of(store, "a"), job(store, "a").attempt) == (State.COMPLETED, 0)
+    assert "failed after once had completed it" in caplog.text
+    assert "ValueError" in caplog.text
 
 
 def test_a_value_returned_after_once_is_dropped_with_an_error(
