@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from headgate_sync.context import (
         current_job as current_job,
     )
+    from headgate_sync.context import (
+        current_jobs as current_jobs,
+    )
     from headgate_sync.envelope import Envelope as Envelope
     from headgate_sync.errors import (
         AttemptCancelled as AttemptCancelled,
@@ -174,6 +177,7 @@ _HOMES = {
     "context": (
         "JobContext",
         "current_job",
+        "current_jobs",
     ),
     "envelope": ("Envelope",),
     "errors": (

@@ -58,7 +58,10 @@ RELEASED_BY_HANDLER = "released by handler"
 JOB_LOGGER = "headgate.job"
 ATTEMPT_KEY = "headgate_attempt"  # of a log record, names the attempt it belongs to
 
-_current: ContextVar[JobContext] = ContextVar("headgate_sync_job")
+# Of a batch handler's call all of them.
+_current: ContextVar[JobContext | tuple[JobContext, ...]] = ContextVar(
+    "headgate_sync_job"
+)
 _making = threading.Lock()
 
 
@@ -66,15 +69,32 @@ def current_job() -> JobContext:
     """The context of the attempt that runs on this thread.
 
     Raises:
-        LookupError: no attempt runs here.
+        LookupError: no attempt runs here, or a batch handler does, which has many.
     """
-    return _current.get()
+    found = _current.get()
+    if isinstance(found, tuple):
+        raise LookupError("a batch handler runs here; current_jobs() has its jobs")
+    return found
+
+
+def current_jobs() -> tuple[JobContext, ...]:
+    """The contexts of all attempts whose handler runs on this thread.
+
+    One, or those of a batch handler's call; none where no handler runs.
+    """
+    found = _current.get(())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def make_current(found: JobContext | tuple[JobContext, ...]) -> None:
+    """Let these functions answer so with the running variables; for the worker."""
+    _current.set(found)
 
 
 def running_attempt() -> LiveAttempt | None:
-    """The record of the attempt that runs on this thread, if one does."""
-    context = _current.get(None)
-    return None if context is None else context._attempt
+    """The record of the one attempt that runs on this thread, if one does."""
+    found = _current.get(None)
+    return found._attempt if isinstance(found, JobContext) else None
 
 
 class JobLog(_Adapter):
@@ -650,10 +670,6 @@ class JobContext:
         from headgate_sync.once import run_once
 
         return run_once(self._attempt, work, tx)
-
-    def make_current(self) -> None:
-        """Let `current_job` answer with this in the running context; for the worker."""
-        _current.set(self)
 
     def note_return(self) -> bool:
         """Note that the handler has returned; for the worker.

@@ -15,7 +15,7 @@ PUBLIC = {
     "Headgate", "JobContext", "TaskOptions", "Unique",
     # what a handler asks for by annotation, or from inside
     "Attempt", "BatchJob", "Data", "Depends", "Meta", "Metadata", "TaskId",
-    "WorkerInfo", "current_job",
+    "WorkerInfo", "current_job", "current_jobs",
     # its parts
     "Client", "IsolatedProcess", "Registry", "Worker", "WorkerConfig",
     # what stands between an enqueue and the store, and what comes of a job

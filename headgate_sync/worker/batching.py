@@ -195,7 +195,8 @@ class Batches:
             BatchJob(member.context, member.attempt.claim.envelope, member.args)
             for member in members
         ]
-        values = self._runner.within(None, binding.call_batch, jobs)
+        contexts = tuple(job.ctx for job in jobs)
+        values = self._runner.within(contexts, binding.call_batch, jobs)
         try:
             return _entries(values, len(jobs))
         finally:

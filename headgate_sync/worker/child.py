@@ -15,7 +15,7 @@ from typing import Any
 
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.binding import Binding
-from headgate_sync.context import JobContext
+from headgate_sync.context import JobContext, make_current
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import ConfigurationError, Unsupported
 from headgate_sync.injection import Given, WorkerInfo
@@ -76,7 +76,7 @@ def attempt_of(request: dict[str, Any], producer: Any) -> LiveAttempt:
 def perform(binding: Binding, attempt: LiveAttempt, worker: WorkerInfo) -> Verdict:
     """Run the handler and say how it ended."""
     context = JobContext(attempt, binding.steps)
-    context.make_current()
+    make_current(context)
     envelope = attempt.claim.envelope
     judge = Judge(retry=None, is_failure=lambda error: True)
     try:

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.binding import Binding
 from headgate_sync.cancel import exception_for
-from headgate_sync.context import JobContext
+from headgate_sync.context import JobContext, make_current
 from headgate_sync.errors import AttemptCancelled, LeaseLost, StoreError, Unsupported
 from headgate_sync.injection import Given, WorkerInfo
 from headgate_sync.interrupt import Interrupt
@@ -184,15 +184,15 @@ class Runner:
 
     def within(
         self,
-        context: JobContext | None,
+        current: JobContext | tuple[JobContext, ...],
         function: Callable[P, T],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call with context variables of its own; without a context in no attempt."""
+        """Call with context variables of its own, in one attempt or in several."""
 
         def enter() -> T:
-            _begin(context)
+            _begin(current)
             return function(*args, **kwargs)
 
         return self._context.copy().run(enter)
@@ -363,9 +363,8 @@ class Runner:
         )
 
 
-def _begin(context: JobContext | None) -> None:
+def _begin(current: JobContext | tuple[JobContext, ...]) -> None:
     """Set the context variables of an attempt, inside of its own copy of them."""
-    if context is not None:
-        context.make_current()
+    make_current(current)
     # A context variable too, but of a mutable object, which a copy would share.
     decimal.setcontext(decimal.getcontext().copy())

@@ -12,7 +12,7 @@ import pytest
 
 from headgate_sync.binding import BatchJob
 from headgate_sync.cancel import CancelReason
-from headgate_sync.context import JobContext, current_job
+from headgate_sync.context import JobContext, current_job, current_jobs
 from headgate_sync.errors import ConfigurationError, InvalidRequest
 from headgate_sync.lifecycle import State
 from headgate_sync.loglines import read_line
@@ -250,8 +250,9 @@ def test_every_job_of_a_call_has_its_own_context_and_log(store: Any) -> None:
             assert each.ctx.job_id == each.envelope.id == each.args.to
             each.ctx.log.info("for %s", each.args.to)
             each.ctx.report_progress(1, 1)
-        with pytest.raises(LookupError):
+        with pytest.raises(LookupError, match="current_jobs"):
             current_job()
+        assert current_jobs() == tuple(each.ctx for each in jobs)
         return [None] * len(jobs)
 
     put(store, *"ab")

@@ -16,7 +16,7 @@ import pytest
 
 from headgate_sync.cancel import CancelReason
 from headgate_sync.client import JobClient
-from headgate_sync.context import JobContext, current_job
+from headgate_sync.context import JobContext, current_job, current_jobs
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import (
     AttemptTimeout,
@@ -359,6 +359,7 @@ def test_a_handler_gets_what_its_annotations_ask_for(store: Any) -> None:
     ) -> None:
         got.update(locals())
         assert current_job() is ctx
+        assert current_jobs() == (ctx,)
 
     put(store, "a", payload=b'{"n":7}', weight=3)
     bench = running(store, take)
@@ -374,6 +375,7 @@ def test_a_handler_gets_what_its_annotations_ask_for(store: Any) -> None:
     assert got["count"] == Attempt(0, 0, 25)
     with pytest.raises(LookupError):
         current_job()
+    assert current_jobs() == ()
 
 
 def test_nothing_an_attempt_sets_in_its_context_is_seen_by_the_next(
