@@ -399,8 +399,9 @@ class Headgate:
     def configure_worker(self, **config: Any) -> None:
         """Settings for every worker made here, those of the command line too.
 
-        For what has no option there, such as `telemetry` and `death_handlers`. A later
-        call adds to an earlier one; what `worker` or the command line is given wins.
+        For what has no option there, such as `telemetry` and `around`. A later call
+        adds to an earlier one and replaces a setting that both name; what `worker` or
+        the command line is given wins.
 
         Args:
             **config: settings of `WorkerConfig`, and `threads` as for `worker`.

@@ -12,7 +12,9 @@ from headgate_sync.attempt import AttemptFault, LiveAttempt
 from headgate_sync.binding import BatchJob, Binding
 from headgate_sync.cancel import exception_for
 from headgate_sync.context import JobContext
+from headgate_sync.injection import Dependencies
 from headgate_sync.loggers import guarded
+from headgate_sync.worker.around import enter_around
 
 if TYPE_CHECKING:
     from headgate_sync.worker.runner import Runner
@@ -196,9 +198,20 @@ class Batches:
             for member in members
         ]
         contexts = tuple(job.ctx for job in jobs)
-        values = self._runner.within(contexts, binding.call_batch, jobs)
+        return self._runner.within(contexts, self._enter, binding, jobs)
+
+    def _enter(self, binding: Binding, jobs: list[BatchJob[Any]]) -> list[Any]:
+        entered = Dependencies()
+        envelopes = [job.envelope for job in jobs]
         try:
-            return _entries(values, len(jobs))
+            enter_around(self._runner.around, entered)
+            values = _entries(binding.call_batch(jobs), len(jobs))
+        except BaseException as error:
+            entered.close(error, envelopes)
+            raise
+        try:
+            entered.close(None, envelopes)
+            return values
         finally:
             del values  # an exception among them would keep this frame, and it that
 

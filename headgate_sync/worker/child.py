@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from headgate_sync.injection import Given, WorkerInfo
 from headgate_sync.lease import MAX_ERROR_BYTES, Claim, cut_text
 from headgate_sync.signals import Control
 from headgate_sync.worker.__main__ import load_app
+from headgate_sync.worker.around import Around, enter_around
 from headgate_sync.worker.isolated import ANSWER, VERSION
 from headgate_sync.worker.outcomes import Judge, Verdict
 
@@ -73,14 +75,19 @@ def attempt_of(request: dict[str, Any], producer: Any) -> LiveAttempt:
     )
 
 
-def perform(binding: Binding, attempt: LiveAttempt, worker: WorkerInfo) -> Verdict:
+def perform(
+    binding: Binding,
+    attempt: LiveAttempt,
+    worker: WorkerInfo,
+    around: Sequence[Around],
+) -> Verdict:
     """Run the handler and say how it ended."""
     context = JobContext(attempt, binding.steps)
     make_current(context)
     envelope = attempt.claim.envelope
     judge = Judge(retry=None, is_failure=lambda error: True)
     try:
-        value = _value(binding, context, envelope, worker)
+        value = _value(binding, context, envelope, worker, around)
         if value is not None and not isinstance(value, Control):
             raise Unsupported("results", "an isolated handler cannot return a result")
     except BaseException as error:  # the boundary around user code
@@ -96,11 +103,16 @@ def perform(binding: Binding, attempt: LiveAttempt, worker: WorkerInfo) -> Verdi
 
 
 def _value(
-    binding: Binding, context: JobContext, envelope: Envelope, worker: WorkerInfo
+    binding: Binding,
+    context: JobContext,
+    envelope: Envelope,
+    worker: WorkerInfo,
+    around: Sequence[Around],
 ) -> object:
-    arguments = binding.decode(envelope)
     given = Given(context=context, envelope=envelope, worker=worker)
     try:
+        enter_around(around, context.dependencies())
+        arguments = binding.decode(envelope)
         value = binding.call(arguments, binding.inject(given))
         context.end_tracked(failed=False, patience_s=0.0)
     except BaseException as error:
@@ -163,7 +175,8 @@ def main(argv: list[str] | None = None) -> int:
     worker = WorkerInfo(
         worker_id="isolated", queues=(attempt.claim.envelope.queue,), capacity=1
     )
-    verdict = perform(binding, attempt, worker)
+    around = facade.worker_settings.get("around", ())
+    verdict = perform(binding, attempt, worker, around)
     sys.stdout.flush()
     # On a line of its own, whatever the handler printed last.
     print("\n" + answer_of(verdict), flush=True)

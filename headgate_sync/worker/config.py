@@ -22,6 +22,7 @@ from headgate_sync.extensions import Extensions
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
 from headgate_sync.telemetry import Telemetry
+from headgate_sync.worker.around import Around, check_around
 from headgate_sync.worker.samplers import rss_high_water
 from headgate_sync.worker.scheduler import PeriodicHook
 
@@ -145,6 +146,8 @@ class WorkerConfig:
             back.
         retry: delays before the next attempt, for handlers without a policy of their
             own.
+        around: each makes a context manager, such as `app.app_context`, that one call
+            of a handler runs inside of; entered in this order on the handler's thread.
         extensions: values that handlers get by type (`Annotated[T, Data]`).
         capture_log_level: records below it are not kept with the attempt; those that a
             logger's own level drops never get here.
@@ -184,6 +187,7 @@ class WorkerConfig:
     lease_expiry: Literal["cancel", "continue"] = "cancel"
     is_failure: Callable[[Exception], bool] = _every_exception
     retry: RetryPolicy | None = None
+    around: tuple[Around, ...] = field(default=(), converter=check_around)
     extensions: Extensions = field(factory=Extensions)
     capture_log_level: int = logging.INFO
     producer: Client | None = None

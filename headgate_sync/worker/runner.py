@@ -21,6 +21,7 @@ from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.signals import Control
 from headgate_sync.worker.acks import AckBox
+from headgate_sync.worker.around import enter_around
 from headgate_sync.worker.batching import Batches
 from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.inflight import InFlight
@@ -47,6 +48,7 @@ class Runner:
     """Runs claims on the calling thread and settles them.
 
     Attributes:
+        around: makes what each call of a handler runs inside of.
         batches: the jobs that wait for others of their kind.
         capture: collects what handlers log; it listens once it is installed.
         patience_s: how long tracked threads that should stop are waited for.
@@ -73,6 +75,7 @@ class Runner:
         self._unknown_kind = config.unknown_kind
         self._catches_all = config.catch_base_exceptions
         self._async_cancel = config.async_cancel
+        self.around = config.around
         self._extensions = config.extensions
         self._inflight = inflight
         self._acks = acks
@@ -207,11 +210,13 @@ class Runner:
         if binding.isolated is not None:
             run_isolated(binding.isolated, attempt, context)
             return None
-        if attempt.claim.checkpoint.step_set_hash:
-            context.resume_steps()
-        arguments = binding.decode(envelope)
         given = Given(context=context, envelope=envelope, worker=self._worker)
         try:
+            if self.around:
+                enter_around(self.around, context.dependencies())
+            if attempt.claim.checkpoint.step_set_hash:
+                context.resume_steps()
+            arguments = binding.decode(envelope)
             injected = binding.inject(given)
             if self._async_cancel or binding.async_cancel:
                 value = self._guarded(binding, attempt, arguments, injected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -23,7 +24,13 @@ from headgate_sync import (
     WorkerConfig,
 )
 from headgate_sync.client import Client
-from headgate_sync.testing import Performed, drain, enqueue_inline, perform_job
+from headgate_sync.testing import (
+    Performed,
+    drain,
+    enqueue_inline,
+    perform_job,
+    run_handler,
+)
 from tests.builders import counts, envelope, job, state_of, steer
 
 
@@ -491,3 +498,27 @@ def test_an_envelope_will_do_for_inline(store):
     with enqueue_inline(hg):
         hg.enqueue(Envelope(id="r", kind="raw", payload=b"x"))
     assert seen == [b"x"]
+
+
+def test_every_helper_runs_handlers_inside_of_what_the_worker_has_around_them(store):
+    hg, seen = facade(store), []
+
+    @hg.task("act")
+    def act() -> None:
+        seen.append("called")
+
+    @contextmanager
+    def scope():
+        seen.append("in")
+        yield
+        seen.append("out")
+
+    hg.configure_worker(around=[scope])
+    act.enqueue()
+    assert perform_job(hg).outcome == "success"
+    act.enqueue()
+    assert outcomes(drain(hg)) == ["success"]
+    with enqueue_inline(hg):
+        act.enqueue()
+    assert run_handler(hg, act.job()).outcome == "success"
+    assert seen == ["in", "called", "out"] * 4

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from headgate_sync.app import Headgate
 from headgate_sync.context import JobContext, current_job
 from headgate_sync.errors import Unsupported
 from headgate_sync.registry import Registry
@@ -19,6 +22,7 @@ from headgate_sync.signals import RateLimited, Revoke, Skip, Snooze
 ROOT = Path(__file__).parents[2]
 
 registry = Registry()
+inside: ContextVar[str] = ContextVar("inside", default="")
 
 
 class TooMany(Exception):
@@ -93,3 +97,25 @@ def deliver(mail: Mail) -> None:
 def result() -> Any:
     """Return what no process can hand over; nothing declares it."""
     return 5
+
+
+@registry.task("scoped")
+def scoped(fails: bool = False) -> None:
+    """Look at what is around it."""
+    assert inside.get() == current_job().job_id
+    if fails:
+        raise ValueError("of the handler")
+
+
+@contextmanager
+def scope() -> Iterator[None]:
+    """Name the job, and fail after a handler that did not."""
+    inside.set(current_job().job_id)
+    yield
+    if current_job().kind == "scoped":
+        raise OSError("of the scope")
+
+
+hg = Headgate()
+hg.include(registry)
+hg.configure_worker(around=[scope])

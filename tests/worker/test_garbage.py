@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import attrs
@@ -143,6 +144,42 @@ def test_a_failed_attempt_leaves_nothing_for_the_collector(
     registry = Registry()
     registry.task("k")(handler)
     fail(registry, async_cancel=async_cancel)
+
+
+@contextmanager
+def failing_around() -> Iterator[None]:
+    big = hold()
+    try:
+        yield
+    finally:
+        raise LookupError(bool(big))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_what_fails_around_a_handler_leaves_nothing_for_the_collector(
+    caplog: Any, fails: bool, together: bool
+) -> None:
+    registry = Registry()
+
+    @registry.task("k")
+    @attrs.frozen
+    class Work:
+        pass
+
+    def handle(work: Work) -> None:
+        if fails:
+            raise ValueError
+
+    def handle_many(jobs: list[BatchJob[Work]]) -> list[None]:
+        return [handle(each.args) for each in jobs]
+
+    if together:
+        registry.batch_handler(Work, max_size=1, max_delay="1s")(handle_many)
+    else:
+        registry.handler(Work)(handle)
+    caplog.set_level(100, "headgate_sync")  # a kept record would keep the exception
+    fail(registry, around=[failing_around])
 
 
 @pytest.mark.parametrize("handler", [batch, batch_entry])

@@ -9,7 +9,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +484,38 @@ def test_a_handler_ends_in_a_child_as_it_would_here(
     if how == "later":
         wait_ms = job(store, "a").scheduled_at_ms - steer(store).store_now_ms()
         assert wait_ms == 90_000
+
+
+@pytest.mark.parametrize(
+    ("payload", "line"),
+    [
+        (b"{}", "OSError: of the scope"),
+        (b'{"fails":true}', "ValueError: of the handler"),
+    ],
+)
+def test_what_is_around_handlers_is_around_them_in_the_child(
+    memory: Any, payload: bytes, line: str
+) -> None:
+    store, entered = memory.make_store(), []
+    registry = Registry()
+
+    @registry.task(
+        "scoped",
+        isolated=IsolatedProcess.python(
+            "tests.worker.isolated_app:hg", env=PYTHONPATH, cwd=isolated_app.ROOT
+        ),
+    )
+    def scoped(fails: bool = False) -> None: ...
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        entered.append(1)
+        yield
+
+    put(store, kind="scoped", payload=payload)
+    Bench(store, registry, now_s=time.monotonic, around=[scope]).run_next()
+    assert first_line(store) == line
+    assert entered == []  # here nothing of the handler runs
 
 
 @pytest.mark.parametrize(
