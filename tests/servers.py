@@ -19,10 +19,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlencode
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headgate_sync.embedded import EmbeddedServer, find_binaries, remove
 from headgate_sync.embedded.binaries import BINARIES_VARIABLE
@@ -121,6 +122,13 @@ def new_database(server: str) -> Iterator[str]:
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(drop)
+
+
+def sqlalchemy_url(conninfo: str) -> str:
+    """The same database as SQLAlchemy writes it."""
+    info = conninfo_to_dict(conninfo)
+    database = info.pop("dbname")
+    return f"postgresql+psycopg:///{database}?{urlencode(info)}"
 
 
 class OwnServer:

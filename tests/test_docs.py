@@ -59,6 +59,38 @@ with app.app_context():
 assert hg.inspect.counts("mail").counts == {"available": 1}
 """,
     ),
+    "docs/around.md": (
+        """
+import os
+import django
+from django.conf import settings
+from psycopg.conninfo import conninfo_to_dict
+from tests.servers import sqlalchemy_url
+
+url = os.environ["HEADGATE_DATABASE_URL"]
+os.environ["FLASK_SQLALCHEMY_DATABASE_URI"] = sqlalchemy_url(url)
+info = conninfo_to_dict(url)
+settings.configure(
+    INSTALLED_APPS=["django.contrib.sessions"],
+    DATABASES={"default": {
+        "ENGINE": "django.db.backends.postgresql", "NAME": info["dbname"],
+        "USER": info.get("user", ""), "HOST": info.get("host", ""),
+        "PORT": info.get("port", ""), "PASSWORD": info.get("password", ""),
+    }},
+    USE_TZ=True,
+)
+django.setup()
+from django.core.management import call_command
+
+call_command("migrate", verbosity=0)
+""",
+        """
+assert label.get() == "-"
+assert hg.inspect.counts("default").counts == {"completed": 1}
+with app.app_context():
+    db.engine.dispose()
+""",
+    ),
     # Its blocks are the tests of a user, so that pytest runs them once more.
     "docs/testing.md": (
         "",

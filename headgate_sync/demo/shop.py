@@ -22,6 +22,7 @@ from headgate_sync.embedded import EmbeddedServer
 from headgate_sync.errors import DuplicateJob, InvalidRequest
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.settings import Settings
+from headgate_sync.store import TxHandle
 
 
 class Base(DeclarativeBase):
@@ -51,11 +52,11 @@ class Order(db.Model):  # type: ignore[name-defined,misc]
 )  # fmt: skip
 def send_receipt(ctx: JobContext, order_id: int, tenant: str) -> None:
     """Count a receipt, in one commit with the completion of the job."""
-    ctx.once(
-        lambda tx: tx.connection.execute(
-            "UPDATE shop_order SET receipts = receipts + 1 WHERE id = %s", [order_id]
-        )
-    )
+
+    def count(tx: TxHandle) -> None:
+        db.session.get_one(Order, order_id).receipts += 1
+
+    ctx.once(count, tx=db.session)
 
 
 def create_order() -> tuple[dict[str, Any], int]:
@@ -112,6 +113,7 @@ def create_app(config: dict[str, Any] | None = None) -> Flask:
         app.config["HEADGATE_DATABASE_URL"] = url
     migrate_up(url)
     hg.init_app(app)
+    hg.configure_worker(around=[app.app_context])
     app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://"
     app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"creator": lambda: psycopg.connect(url)}
     db.init_app(app)
