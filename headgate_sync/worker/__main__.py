@@ -237,15 +237,12 @@ def main(argv: list[str] | None = None) -> int:
     With handlers that did not return this ends the process instead.
     """
     arguments = parser().parse_args(argv)
-    if not logging.getLogger().handlers:
-        told = logging.StreamHandler()
-        told.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.basicConfig(level=arguments.log_level.upper(), handlers=[told])
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
     try:
         facade = load_app(arguments.app)
+        _log_to_stderr(arguments.log_level)
         worker = make_worker(facade, arguments)
         logger.info(
             "a stop takes up to %d s; a platform that kills earlier turns running jobs "
@@ -265,6 +262,14 @@ def main(argv: list[str] | None = None) -> int:
         _end_now(status.code)
     facade.close()
     return status.code
+
+
+def _log_to_stderr(level: str) -> None:
+    """Log there, unless the application has said where its log goes."""
+    if not logging.getLogger().handlers:
+        told = logging.StreamHandler()
+        told.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=level.upper(), handlers=[told])
 
 
 def longest_stop_s(config: WorkerConfig) -> int:

@@ -231,18 +231,29 @@ def test_the_help_names_every_option_and_exit_code(capsys: Any) -> None:
         assert option in said
 
 
-def test_logging_is_set_up_only_where_nobody_did(monkeypatch: Any, capsys: Any) -> None:
+def test_logging_is_set_up_only_where_nobody_did(
+    app: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
-    main(["no_such_module_at_all:hg", "--log-level", "debug"])
+    main([f"{app}:unbound", "--log-level", "debug"])
     assert len(root.handlers) == 1
     assert isinstance(root.handlers[0].formatter, OneLine)
     assert root.level == logging.DEBUG
     kept = list(root.handlers)
-    main(["no_such_module_at_all:hg", "--log-level", "error"])
+    main([f"{app}:unbound", "--log-level", "error"])
     assert root.handlers == kept
     assert root.level == logging.DEBUG
+    # The application says it when it is imported.
+    monkeypatch.setattr(root, "handlers", [])
+    (tmp_path / f"{app}_logs.py").write_text(
+        f"import logging\nlogging.basicConfig(level='ERROR')\nfrom {app} import *\n"
+    )
+    main([f"{app}_logs:unbound", "--log-level", "debug"])
+    assert len(root.handlers) == 1
+    assert not isinstance(root.handlers[0].formatter, OneLine)
+    assert root.level == logging.ERROR
 
 
 @pytest.mark.parametrize(
