@@ -29,32 +29,48 @@ def add_options(parser: ArgumentParser) -> None:
     """Options of this benchmark."""
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument(
+        "--prefetch", type=int, default=48, help="of a drain beside the usual one"
+    )
     parser.add_argument("--idle-jobs", type=int, default=200)
     parser.add_argument("--gap-ms", type=int, default=30)
 
 
 def run(url: str, options: Namespace) -> Report:
     """Drain and idle pick-up of pgqueuer and of this package, in turn."""
-    sizes = {"jobs": options.jobs, "slots": options.threads}
+    sizes = {
+        "jobs": options.jobs,
+        "slots": options.threads,
+        "prefetch": options.prefetch,
+    }
     report = Report("peers", {**sizes, "idle_jobs": options.idle_jobs})
     print(f"pgqueuer {version('pgqueuer')}", file=sys.stderr)
     os.environ[URL] = url
     ours: dict[str, list[float]] = {}
     peer: dict[str, list[float]] = {}
-    drained = Namespace(**vars(options), prefetch=0, behind=0)
+    settings = {**vars(options), "behind": 0}
+    drained = Namespace(**{**settings, "prefetch": 0})
+    ahead = Namespace(**settings)
+    prefetched: dict[str, list[float]] = {}
     picked = Namespace(jobs=options.idle_jobs, gap_ms=options.gap_ms)
     for _ in range(options.runs):
         _add(peer, _peer_drain(url, options.jobs))
         with fresh_store(url) as store:
             _add(ours, drain.drain(url, store, drained))
+        with fresh_store(url) as store:
+            _add(prefetched, drain.drain(url, store, ahead))
         _add(peer, _shares(_peer_latency(picked)))
         _add(ours, _shares(latency.pick_up(url, picked)))
     for name, values in peer.items():
         report.figure(f"pgqueuer_{name}", values)
     for name, values in ours.items():
         report.figure(f"headgate_{name}", values)
+    for name, values in prefetched.items():
+        report.figure(f"headgate_prefetching_{name}", values)
     for name in peer:
         report.ratio(f"{name}: headgate/pgqueuer", ours[name], peer[name])
+    name = "jobs_per_s"
+    report.ratio(f"{name}: prefetching/pgqueuer", prefetched[name], peer[name])
     return report
 
 
