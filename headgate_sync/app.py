@@ -261,7 +261,7 @@ class Headgate:
 
     def enqueue_and_wait(
         self, job: Any, /, *args: Any, timeout: timedelta | str, **keywords: Any
-    ) -> Completion:
+    ) -> Completion[Any]:
         """Put one job in and wait for its end; see `Client.enqueue_and_wait`.
 
         Args:

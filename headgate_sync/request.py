@@ -49,7 +49,7 @@ class Producer(Protocol):
         """Put one job in, or find the one that holds its unique key."""
         ...
 
-    def enqueue_and_wait(self, job: Any, /, *, timeout: Any) -> Completion:
+    def enqueue_and_wait(self, job: Any, /, *, timeout: Any) -> Completion[Any]:
         """Put one job in and wait for its end."""
         ...
 

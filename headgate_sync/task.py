@@ -289,7 +289,7 @@ class FunctionTask(PayloadTask, Generic[P, R]):
 
     def enqueue_and_wait(
         self, *args: Any, timeout: timedelta | str, **kwargs: Any
-    ) -> Completion:
+    ) -> Completion[R]:
         """Enqueue a job with these arguments and wait for its end.
 
         See `Client.enqueue_and_wait` for the errors.
@@ -424,18 +424,18 @@ class BoundTask(Generic[P, R]):
 
     def enqueue_and_wait(
         self, *args: Any, timeout: timedelta | str, **kwargs: Any
-    ) -> Completion:
+    ) -> Completion[R]:
         """See `FunctionTask.enqueue_and_wait`."""
         return _waited(self.task, self.options, args, kwargs, timeout)
 
 
 def _waited(
-    task: FunctionTask[Any, Any],
+    task: FunctionTask[Any, R],
     options: CallOptions,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     timeout: timedelta | str,
-) -> Completion:
+) -> Completion[R]:
     if "tx" in kwargs:
         raise InvalidRequest(
             f"{task.label}: enqueue_and_wait takes no tx: "

@@ -453,7 +453,7 @@ class Batch:
     def _item(self, ended: Ended) -> BatchItem:
         index = ended.index
         job_id = self._following.ids.get(index) or self._own_id(index)
-        completion = Completion(
+        completion: Completion[Any] = Completion(
             job_id=job_id,
             state=ended.state,
             error=ended.error,

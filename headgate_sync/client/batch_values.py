@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -23,7 +24,7 @@ class BatchItem:
     index: int
     key: str
     job_id: str
-    completion: Completion
+    completion: Completion[Any]
 
 
 @frozen(kw_only=True)

@@ -78,7 +78,7 @@ class JobClient:
         timeout: timedelta | str,
         identity: Identity | None = None,
         **options: Any,
-    ) -> Completion:
+    ) -> Completion[Any]:
         """See `Client.enqueue_and_wait`; the wait ends when the attempt should stop."""
         child = self._child(job, options)
         return self._client.follow(

@@ -201,7 +201,7 @@ class Client:
         timeout: timedelta | str,
         identity: Identity | None = None,
         **options: Any,
-    ) -> Completion:
+    ) -> Completion[Any]:
         """Put one job in and wait for its end.
 
         The store is read at once, when the job ends in this process, and every 100 ms,
@@ -239,7 +239,7 @@ class Client:
         timeout: timedelta | str,
         task: Task | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> Completion:
+    ) -> Completion[Any]:
         """Wait for the end of a job, as `enqueue_and_wait` does.
 
         Args:

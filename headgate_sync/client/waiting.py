@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import field, frozen
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 READ_INTERVAL_S = 0.1
 
-Reader = Callable[[JobResult], object]
+Reader = Callable[[JobResult], Any]
+R = TypeVar("R")
 
 
 def as_bytes(result: JobResult) -> object:
@@ -32,7 +33,7 @@ def as_bytes(result: JobResult) -> object:
 
 
 @frozen(kw_only=True)
-class Completion:
+class Completion(Generic[R]):
     """How a job ended.
 
     Attributes:
@@ -55,7 +56,7 @@ class Completion:
         return self._load()
 
     @property
-    def value(self) -> object:
+    def value(self) -> R | None:
         """What the handler returned; None without a result.
 
         Bytes as they are stored, where this program declares no handler of the kind.
@@ -64,14 +65,17 @@ class Completion:
             MalformedPayload: the stored bytes are none of the handler's results.
         """
         result = self._load()
-        return None if result is None else self._read(result)
+        if result is None:
+            return None
+        value: R = self._read(result)
+        return value
 
     @property
     def succeeded(self) -> bool:
         """Whether the job is `completed`, or its row is gone."""
         return self.state in (State.COMPLETED, State.DELETED)
 
-    def unwrap(self) -> object:
+    def unwrap(self) -> R | None:
         """The value.
 
         Raises:
@@ -81,7 +85,7 @@ class Completion:
             raise JobFailed(self)
         return self.value
 
-    def loaded(self) -> Completion:
+    def loaded(self) -> Completion[R]:
         """The same with its result read now, before retention can take it away."""
         result = self._load()
         return Completion(
@@ -97,7 +101,7 @@ class Completion:
         return _arrived, (self.job_id, self.state, self.error)
 
 
-def _arrived(job_id: str, state: State, error: str | None) -> Completion:
+def _arrived(job_id: str, state: State, error: str | None) -> Completion[Any]:
     return Completion(job_id=job_id, state=state, error=error)
 
 
@@ -113,7 +117,7 @@ def reader_of(kind: str, task: Task | None, registry: Registry | None) -> Reader
 
 def completion_of(
     store: Store, job_id: str, found: JobSummary | None, read: Reader
-) -> Completion:
+) -> Completion[Any]:
     """The completion of a job that was read after its insert; None is a deleted row.
 
     The result is read when it is asked for.
