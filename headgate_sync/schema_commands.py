@@ -63,12 +63,6 @@ def version(url: str, schema: str) -> Iterator[str]:
     yield f"current={found.current} latest={found.latest}"
 
 
-def listing(url: str, schema: str) -> Iterator[str]:
-    """Tell every version of this release and when it was applied."""
-    for line in migrate.status(url, schema):
-        yield str(line)
-
-
 def get(schema: str, number: int, direction: str = "up") -> Iterator[str]:
     """The text of a version, as it would be run in a schema.
 

@@ -46,6 +46,7 @@ class Settings:
         pool_size: most connections of the process.
         embedded: without a URL, find or start a development server.
         data_dir: of that server; None is its default.
+        named_by: the variable that the URL was read from.
     """
 
     url: str | None = field(default=None, repr=False)
@@ -54,6 +55,7 @@ class Settings:
     pool_size: int = DEFAULT_POOL_SIZE
     embedded: bool = False
     data_dir: str | None = None
+    named_by: str | None = field(default=None, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if type(self.pool_size) is not int or self.pool_size < 1:
@@ -76,11 +78,13 @@ class Settings:
         embedded = str(lookup(EMBEDDED) or "0")
         if embedded not in ("0", "1", "True"):
             raise ConfigurationError(f"{EMBEDDED} is {embedded!r}, expected 0 or 1")
-        url = normal_url(lookup(DATABASE_URL) or lookup(FALLBACK_URL))
+        named_by = next(filter(lookup, (DATABASE_URL, FALLBACK_URL)), None)
+        url = normal_url(named_by and lookup(named_by))
         return cls(
             url=url,
             schema=str(lookup(SCHEMA) or DEFAULT_SCHEMA),
             listen_url=normal_url(lookup(LISTEN_URL)),
             pool_size=int(size),
             embedded=url is None and embedded != "0",
+            named_by=named_by,
         )

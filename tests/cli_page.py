@@ -21,8 +21,10 @@ extra.
 
 Commands look at a database, or at an HTTP control API; what they do and print is the
 same. `--api` and `--database-url` say which, else `HEADGATE_API`, else
-`HEADGATE_DATABASE_URL` or `DATABASE_URL`. `archive`, `indexes`, `reindex`, `vacuum` and
-`trim` need the database itself, and `cron sync` uses the one of the application.
+`HEADGATE_DATABASE_URL` or `DATABASE_URL`. `archive`, `indexes`, `migrate`, `reindex`,
+`vacuum` and `trim` need the database itself, `api` and `console` serve one, and
+`cron sync` uses the one of the application. An address that a command does not look at
+is refused.
 
 ```sh
 headgate stats
@@ -44,7 +46,7 @@ HEADGATE_TOKEN=... headgate stats --api https://ops.example.com/headgate
 | durations | `500ms`, `30s`, `1h30m`, `7d` |
 | instants | milliseconds since 1970, or RFC 3339: `2030-01-31T08:00:00Z` |
 | what deletes, cancels or ends | asks on a terminal; elsewhere it needs `--yes` and is otherwise refused |
-| errors | one line on the standard error |
+| errors | one line on the standard error; after a mistake in the call a second one names the help of the command |
 | over HTTP | a request may take 30 s and an answer 8 MiB; redirects are not followed, nothing is repeated, every change has an idempotency key of its own |
 
 | exit code | meaning |

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headgate_sync.cli.errors import USAGE
+from headgate_sync.cli.session import ServerCommand, Session, pass_session
+from headgate_sync.settings import DATABASE_URL
+
+if TYPE_CHECKING:
+    from headgate_sync.app import Headgate
 
 
 def _options(command: Any) -> Any:
@@ -26,32 +32,46 @@ def _options(command: Any) -> Any:
         click.option("--app", metavar="APP", help="module:attribute of a Headgate."),
     ):
         command = option(command)
-    return click.pass_context(command)
+    return pass_session(command)
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @_options
-def api(ctx: click.Context, **options: Any) -> None:
+def api(session: Session, **options: Any) -> None:
     """Serve the control API until SIGTERM, on 127.0.0.1:8091.
 
     Without an authentication hook an address that others reach is refused.
     """
-    _serve(ctx, "headgate_sync.api.server", **options)
+    _serve(session, "headgate_sync.api.server", **options)
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @_options
-def console(ctx: click.Context, **options: Any) -> None:
+def console(session: Session, **options: Any) -> None:
     """Serve the web console until SIGTERM, on 127.0.0.1:8091.
 
     The control API is below /api/v1 of it. Without an authentication hook an address
     that others reach is refused.
     """
-    _serve(ctx, "headgate_sync.console.server", **options)
+    _serve(session, "headgate_sync.console.server", **options)
+
+
+def _facade(session: Session, app: str | None) -> Headgate:
+    """What is served: an application's, or a database."""
+    from headgate_sync.app import Headgate
+    from headgate_sync.worker.__main__ import load_app
+
+    named = session.database_url
+    if app is None:
+        environ = os.environ if named is None else {**os.environ, DATABASE_URL: named}
+        return Headgate.from_env(environ, schema=session.schema)
+    if named is not None or session.schema is not None:
+        raise click.UsageError("an --app has a database of its own: give one of both")
+    return load_app(app)
 
 
 def _serve(
-    ctx: click.Context,
+    session: Session,
     server: str,
     *,
     app: str | None,
@@ -59,8 +79,7 @@ def _serve(
     auth: str | None,
     read_only: bool,
 ) -> None:
-    from headgate_sync.app import Headgate
-    from headgate_sync.worker.__main__ import AppFailed, load_app
+    from headgate_sync.worker.__main__ import AppFailed
 
     serve = importlib.import_module(server).serve
     sys.path.insert(0, str(Path.cwd()))
@@ -68,9 +87,9 @@ def _serve(
     # Else a line for each request that waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     try:
-        facade = Headgate.from_env() if app is None else load_app(app)
+        facade = _facade(session, app)
     except AppFailed as failed:
         traceback.print_exception(failed.__cause__)
-        ctx.exit(USAGE)
+        click.get_current_context().exit(USAGE)
     with facade:
         serve(facade, address=address, auth=auth, read_only=read_only or None)

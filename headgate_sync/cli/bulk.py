@@ -88,9 +88,13 @@ def _verb(action: str, does: str, *, destroys: bool) -> None:
             partition_key=asked["partition"],
             older_than_ms=asked["older_than"],
         )
+        if not selector:
+            raise click.UsageError(
+                "which jobs? give --queue, --state, --kind, --partition or --older-than"
+            )
         if apply and destroys:
             named = ", ".join(f"{k} {v}" for k, v in selector.items())
-            confirm(f"{action} all jobs of {named or 'every queue'}", yes)
+            confirm(f"{action} all jobs of {named}", yes)
         control = session.connect()
         started = control.start_operation(action, selector, dry_run=not apply)
         follow(session, control, started, wait=wait)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -13,6 +15,9 @@ from headgate_sync.errors import (
     EnqueueForbidden,
     HeadgateError,
     NotFound,
+    StoreClosed,
+    StoreConflict,
+    StoreUnavailable,
 )
 from headgate_sync.loggers import visible
 
@@ -42,6 +47,25 @@ class Failed(click.ClickException):
         click.echo(f"headgate: {told}", file=file, err=True)
 
 
+@contextmanager
+def mistakes_told() -> Iterator[None]:
+    """Tell a mistake in the call as any other error, and where its help is.
+
+    Raises:
+        Failed: there was one.
+    """
+    try:
+        yield
+    except click.UsageError as error:
+        # A noun alone is answered with its commands.
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            raise
+        told = " ".join(error.format_message().split())
+        path = "headgate" if error.ctx is None else error.ctx.command_path
+        hint = f"Try '{path} --help' for help."
+        raise Failed(f"{told}\n{hint}", USAGE, lines=True) from None
+
+
 def exit_code(error: HeadgateError) -> int:
     """1 for what went wrong, 2 for the set-up, 3 for nothing there, 4 for refused."""
     if isinstance(error, HttpFailed):
@@ -55,11 +79,20 @@ def exit_code(error: HeadgateError) -> int:
     return REFUSED if isinstance(error, EnqueueForbidden) else FAILED
 
 
-def fail(error: HeadgateError) -> NoReturn:
-    """End the command as this error asks for."""
+def fail(error: HeadgateError, named_by: str | None = None) -> NoReturn:
+    """End the command as this error asks for.
+
+    Args:
+        error: what a command raised.
+        named_by: what the database was taken from, to be looked at when it is silent.
+    """
+    told = str(error)
+    met = isinstance(error, StoreConflict | StoreClosed)
+    if isinstance(error, StoreUnavailable) and not met and named_by is not None:
+        told = f"cannot use the database of {named_by}: {told}"
     # What is wrong with a set-up may end with the log of a server.
     lines = isinstance(error, ConfigurationError)
-    raise Failed(str(error), exit_code(error), lines=lines) from error
+    raise Failed(told, exit_code(error), lines=lines) from error
 
 
 def missing(what: str, name: str) -> Failed:

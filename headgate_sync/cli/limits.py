@@ -62,21 +62,25 @@ def rate_ls(session: Session) -> None:
 @rate.command("set")
 @click.argument("name")
 @click.option("--limit", type=int, required=True, help="Tokens per window.")
-@click.option("--window", type=DURATION, required=True)
+@click.option("--window", type=DURATION, required=True, help="Such as 1s or 1h.")
 @click.option("--burst", type=int, help="Tokens at most; else the limit.")
 @click.option(
     "--also",
     type=BUDGET,
     multiple=True,
     metavar="LIMIT/WINDOW[/BURST]",
-    help="A further budget, which must have room too; without any, the ones that are "
-    "stored stay.",
+    help="A further budget, which must have room too: 1000/1h, or with a burst "
+    "1000/1h/50. May be repeated; without it the stored ones stay.",
 )
 @click.option("--only", is_flag=True, help="Remove the further budgets.")
 @click.option("--paused", is_flag=True, help="Let nothing pass until `rate resume`.")
 @pass_session
 def rate_set(session: Session, name: str, also: Any, only: bool, **asked: Any) -> None:
-    """Create or change a rate class."""
+    """Create or change a rate class.
+
+    `rate set mail --limit 10 --window 1s --also 1000/1h` lets ten start per second and
+    a thousand per hour.
+    """
     if only and also:
         raise click.UsageError("--only and --also exclude each other")
     limit, burst = asked["limit"], asked["burst"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from headgate_sync.cli.errors import FAILED
-from headgate_sync.cli.session import Group, confirm, yes_option
+from headgate_sync.cli.session import Group, LocalCommand, Session, confirm, yes_option
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.settings import Settings
 
 
-@click.command()
+@click.command(cls=LocalCommand)
 @click.option(
     "--files",
     type=click.Path(path_type=Path),
@@ -33,7 +33,9 @@ def demo(ctx: click.Context, files: Path | None) -> None:
 
     if files is not None and not files.is_dir():
         raise ConfigurationError(f"--files: {files} is no directory")
-    url = Settings.read(os.environ.get).url
+    settings = Settings.read(os.environ.get)
+    ctx.ensure_object(Session).named_by = settings.named_by
+    url = settings.url
     if url is None:
         from headgate_sync.embedded import EmbeddedServer
 
@@ -53,7 +55,7 @@ def embedded() -> None:
     """The development server, which runs while a process uses it."""
 
 
-@embedded.command(cls=click.Command)
+@embedded.command(cls=LocalCommand)
 def status() -> None:
     """Show the development servers, and whether they run."""
     from headgate_sync.embedded import installed
@@ -65,7 +67,7 @@ def status() -> None:
         click.echo("there is no embedded database")
 
 
-@embedded.command(cls=click.Command)
+@embedded.command(cls=LocalCommand)
 @yes_option
 def rm(yes: bool) -> None:
     """Delete the development database, unless a process uses it."""

@@ -6,13 +6,14 @@ import importlib
 import io
 import logging
 import sys
+from collections import UserDict
 from typing import Any
 
 import click
 
 from headgate_sync import __version__
-from headgate_sync.cli.errors import INTERRUPTED
-from headgate_sync.cli.session import Group, shared_options
+from headgate_sync.cli.errors import INTERRUPTED, mistakes_told
+from headgate_sync.cli.session import Group, Session, shared_options
 from headgate_sync.loggers import OneLine
 
 COMMANDS = {
@@ -40,31 +41,37 @@ COMMANDS = {
 }
 
 
-class Commands(Group):
-    """The root, which finds commands by the table above."""
+class _Loaded(UserDict[str, Any]):
+    """Commands by name, each loaded when it is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command; None for an unknown name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"headgate_sync.cli.{COMMANDS[cmd_name]}")
-        found: click.Command = getattr(module, cmd_name)
+    def __getitem__(self, name: str) -> click.Command:
+        module = importlib.import_module(f"headgate_sync.cli.{self.data[name]}")
+        found: click.Command = getattr(module, name)
         return found
+
+
+class Commands(Group):
+    """The root: where mistakes in the call and interrupts end."""
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Read the global options."""
+        with mistakes_told():
+            context = super().make_context(*args, **more)
+        context.ensure_object(Session)  # one for all commands below
+        return context
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command; an interrupt ends it as a shell expects."""
         try:
-            return super().invoke(context)
+            with mistakes_told():
+                return super().invoke(context)
         except KeyboardInterrupt:
             context.exit(INTERRUPTED)
 
 
 @click.group(
     cls=Commands,
+    commands=_Loaded(COMMANDS),
     params=shared_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

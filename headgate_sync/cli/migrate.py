@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
+from headgate_sync.cli import output
+from headgate_sync.cli.control import Json
 from headgate_sync.cli.session import Group, Session, pass_session
+from headgate_sync.cli.text import instant
 from headgate_sync.settings import Settings
 
 
@@ -105,12 +108,40 @@ def version(session: Session) -> None:
     _print(schema_commands.version(*session.database(migrated=False)))
 
 
+def _line(row: Json) -> str:
+    at_ms = row["applied_at_ms"]
+    told = {
+        "version": row["version"],
+        "name": row["name"],
+        "checksum": row["checksum"],
+        "online_safe": "yes" if row["online_safe"] else "no",
+        "applied": "no" if at_ms is None else instant(at_ms),
+    }
+    return " ".join(f"{name}={value}" for name, value in told.items())
+
+
 @pass_session
 def _listing(session: Session) -> None:
-    """Show every version of this release, and when it was applied."""
-    from headgate_sync import schema_commands
+    """Show every version of this release, and when it was applied.
 
-    _print(schema_commands.listing(*session.database(migrated=False)))
+    One line each, and JSON where --output asks for it.
+    """
+    from headgate_sync.postgres.migrate import status
+
+    found = [
+        {
+            "version": row.version.number,
+            "name": row.version.name,
+            "checksum": row.version.checksum,
+            "online_safe": row.version.online_safe,
+            "applied_at_ms": row.applied_at_ms,
+        }
+        for row in status(*session.database(migrated=False))
+    ]
+    if session.output in ("json", "jsonl"):
+        output.items(session, found, {})
+    else:
+        _print(map(_line, found))
 
 
 migrate.command("list")(_listing)

@@ -328,7 +328,9 @@ class HttpControl:
                 raise _refusal(error) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
-            raise HttpFailed(f"no answer from {self._base}: {why}") from None
+            raise HttpFailed(
+                f"no answer from {self._base}, the API of --api or HEADGATE_API: {why}"
+            ) from None
 
 
 def _in(name: str) -> str:

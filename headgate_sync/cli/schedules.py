@@ -12,6 +12,7 @@ from headgate_sync.cli.control import ControlClient, Json
 from headgate_sync.cli.errors import USAGE, missing
 from headgate_sync.cli.session import (
     Group,
+    LocalCommand,
     Session,
     chosen,
     confirm,
@@ -163,7 +164,7 @@ def events(session: Session, id: str, limit: int, cursor: str | None) -> None:
     output.page(session, found, "events", columns)
 
 
-@cron.command(cls=click.Command)
+@cron.command(cls=LocalCommand)
 @click.argument("app")
 @click.option(
     "--prune",

@@ -32,6 +32,7 @@ class Session:
 
     Attributes:
         output: "table", "json" or "jsonl".
+        named_by: the option or variable from which a database was taken.
     """
 
     output: str | None = None
@@ -39,6 +40,7 @@ class Session:
     schema: str | None = None
     api: str | None = None
     token: str | None = None
+    named_by: str | None = None
 
     def form(self) -> str:
         """How to print: what was asked for, else by where it goes."""
@@ -69,8 +71,6 @@ class Session:
         Raises:
             ConfigurationError: no database is named.
         """
-        if self.api is not None:
-            raise ConfigurationError("this command needs the database itself, no --api")
         from headgate_sync.postgres.store import PgStore
         from headgate_sync.postgres.unpooled import Unpooled
 
@@ -86,11 +86,14 @@ class Session:
             migrated: a development server that this starts shall have the tables.
 
         Raises:
-            ConfigurationError: none is named.
+            ConfigurationError: none is named, or an API is.
         """
+        if self.api is not None:
+            raise ConfigurationError("this command needs the database itself, no --api")
         settings = Settings.read(os.environ.get)
         schema = self.schema or settings.schema
         url = normal_url(self.database_url) or settings.url
+        self.named_by = "--database-url" if self.database_url else settings.named_by
         if url is not None:
             from headgate_sync.postgres.database import read_address
 
@@ -99,7 +102,8 @@ class Session:
         if not settings.embedded:
             raise ConfigurationError(
                 f"no database: give --database-url or set {DATABASE_URL} or "
-                f"{FALLBACK_URL}, or {EMBEDDED}=1 for the development database"
+                f"{FALLBACK_URL}, or {EMBEDDED}=1 for the development database; "
+                f"an API is named by --api or {API}"
             )
         from headgate_sync.embedded import EmbeddedServer
         from headgate_sync.postgres.migrate import migrate_up
@@ -170,11 +174,40 @@ def shared_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command that works on the jobs of a database or an API."""
+    """A command that works on the jobs of a database or an API.
+
+    Attributes:
+        takes: the global options that mean something to it.
+    """
+
+    takes = frozenset({"output", "database_url", "schema", "api", "token"})
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params += shared_options()
+        self.params += [one for one in shared_options() if one.name in self.takes]
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run it, unless it was told to work on what it does not look at."""
+        session = context.ensure_object(Session)
+        for option in shared_options():
+            name = option.name or ""
+            if name not in {*self.takes, "output"} and getattr(session, name):
+                raise click.UsageError(
+                    f"{context.command_path} takes no {option.opts[0]}", context
+                )
+        return super().invoke(context)
+
+
+class ServerCommand(Command):
+    """A command that serves a database to others."""
+
+    takes = frozenset({"database_url", "schema"})
+
+
+class LocalCommand(Command):
+    """A command of this machine, or of an application that has its own database."""
+
+    takes = frozenset()
 
 
 class Group(click.Group):
@@ -188,7 +221,7 @@ class Group(click.Group):
         try:
             return super().invoke(context)
         except HeadgateError as error:
-            fail(error)
+            fail(error, context.ensure_object(Session).named_by)
 
 
 def chosen(**values: Any) -> Mapping[str, Any]:

@@ -96,6 +96,15 @@ class PayloadType(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{visible(value[1:])} cannot be read: {why}", param, ctx)
 
 
+BUDGET_FORM = "the form is LIMIT/WINDOW[/BURST], such as 1000/1h or 1000/1h/50"
+
+
+def _whole(name: str, text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise InvalidRequest(f"{name} is {text!r}, expected a whole number")
+    return int(text)
+
+
 class BudgetType(click.ParamType):  # type: ignore[type-arg]
     """A further budget of a rate class: `LIMIT/WINDOW` or `LIMIT/WINDOW/BURST`."""
 
@@ -108,18 +117,15 @@ class BudgetType(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, dict):
             return value
         parts = str(value).split("/")
-        counts = [parts[0], *parts[2:]]
-        if len(parts) not in (2, 3) or not all(map(_NUMBER.fullmatch, counts)):
-            self.fail(
-                f"{value!r} is not LIMIT/WINDOW or LIMIT/WINDOW/BURST", param, ctx
-            )
-        limit = int(parts[0])
-        burst = int(parts[2]) if len(parts) == 3 else max(limit, 1)
         try:
+            if len(parts) not in (2, 3):
+                raise InvalidRequest(f"{value!r} has {len(parts)} of 2 or 3 parts")
+            limit = _whole("LIMIT", parts[0])
             window_ms = duration_ms("WINDOW", parts[1])
+            burst = _whole("BURST", parts[2]) if len(parts) == 3 else max(limit, 1)
             BudgetConfig(limit, window_ms, burst)
         except InvalidRequest as error:
-            self.fail(error.message, param, ctx)
+            self.fail(f"{error.message}; {BUDGET_FORM}", param, ctx)
         return {"limit": limit, "window_ms": window_ms, "burst": burst}
 
 

@@ -11,6 +11,7 @@ from headgate_sync.cli.errors import Failed
 from headgate_sync.cli.session import (
     Command,
     Group,
+    LocalCommand,
     Session,
     confirm,
     pass_session,
@@ -65,7 +66,7 @@ def signal(session: Session, id: str, command: str, yes: bool) -> None:
     output.record(session, {"worker_id": id, "pending_command": command})
 
 
-@worker.command(cls=click.Command)
+@worker.command(cls=LocalCommand)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--max-age", type=DURATION, default="60s", show_default=True)
 def check(path: Path, max_age: int) -> None:

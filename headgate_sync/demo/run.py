@@ -28,6 +28,7 @@ from headgate_sync.demo.facts import python_files, read_facts
 from headgate_sync.demo.progress import progress_bar
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.ids import UlidGenerator
+from headgate_sync.postgres.database import translate
 from headgate_sync.postgres.migrate import migrate_up
 
 if TYPE_CHECKING:
@@ -307,6 +308,7 @@ def run_demo(url: str, folder: Path | None = None) -> Report:
 
     Raises:
         ConfigurationError: no files, or the workers cannot do their work.
+        StoreUnavailable: the database does not answer.
     """
     root = (folder or Path(sysconfig.get_path("stdlib"))).resolve()
     files = python_files(root)
@@ -318,7 +320,7 @@ def run_demo(url: str, folder: Path | None = None) -> Report:
     try:
         opened = psycopg.connect(url, autocommit=True, connect_timeout=10)
     except psycopg.Error as error:
-        raise ConfigurationError(f"cannot reach the database: {error}") from error
+        raise translate(error) from error
     with opened as connection, _application_tables(connection, run):
         migrate_up(url, schema=run)
         print(f"indexing {len(files)} files below {root}", file=sys.stderr)

@@ -58,15 +58,6 @@ class Status:
     version: Version
     applied_at_ms: int | None
 
-    def __str__(self) -> str:
-        applied = "no" if self.applied_at_ms is None else str(self.applied_at_ms)
-        version = self.version
-        safe = "yes" if version.online_safe else "no"
-        return (
-            f"version={version.number} name={version.name} "
-            f"checksum={version.checksum} online_safe={safe} applied={applied}"
-        )
-
 
 @frozen
 class Applied:

@@ -588,9 +588,14 @@ def test_the_command_refuses_an_open_address_with_code_2():
     assert "hunter2" not in out + err
 
 
-def test_the_command_serves_until_a_signal(database_url, postgres):
+@pytest.mark.parametrize("place", ["the variable", "the option"])
+def test_the_command_serves_until_a_signal(database_url, postgres, place):
     postgres.reset()
-    process = command("--address", "127.0.0.1:0", HEADGATE_DATABASE_URL=database_url)
+    words, named = ["--address", "127.0.0.1:0"], database_url
+    if place == "the option":
+        words += ["--database-url", database_url]
+        named = "postgresql://127.0.0.1:1/none"
+    process = command(*words, HEADGATE_DATABASE_URL=named)
     try:
         lines = []
         for line in process.stderr:

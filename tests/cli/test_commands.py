@@ -272,7 +272,7 @@ def test_bulk_can_be_left_to_itself_and_followed_later(run, pg):
 
 
 def test_bulk_without_any_selector_is_refused(run, pg):
-    assert "empty selector" in run("bulk", "retry", code=1).stderr
+    assert "which jobs? give --queue" in run("bulk", "retry", code=2).stderr
     run("bulk", "show", "no-such-operation", code=3)
 
 

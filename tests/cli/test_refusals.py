@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import click
 import pytest
 
+from headgate_sync.cli.main import headgate
 from headgate_sync.cli.remote import MAX_ANSWER_BYTES
 from tests.builders import envelope
 from tests.cli.conftest import invoke, told
@@ -85,6 +87,108 @@ def test_a_mistake_in_the_call_is_exit_code_2_and_says_no_secret(clean, words):
     assert "secret" not in done.output
 
 
+def leaves(group=headgate, words=()):
+    """Every command below a group, as it is called."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*words, name))
+        else:
+            yield (*words, name)
+
+
+NOWHERE = {
+    "database": ["--database-url", "postgresql://127.0.0.1:1/none"],
+    "http": ["--api", "http://127.0.0.1:1"],
+    "neither": [],
+}
+
+
+@pytest.mark.parametrize("mode", NOWHERE)
+@pytest.mark.parametrize("words", list(leaves()), ids=" ".join)
+def test_every_command_tells_a_wrong_option_in_a_line_and_where_its_help_is(
+    clean, words, mode
+):
+    done = invoke(*NOWHERE[mode], *words, "--nonsense", code=2)
+    told, hint = done.stderr.splitlines()
+    assert told.startswith("headgate: No such option '--nonsense'")
+    assert hint == f"Try 'headgate {' '.join(words)} --help' for help."
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["jobs", "ls"], "No such command 'jobs'. Did you mean 'job'?"),
+        (["--nonsense", "stats"], "No such option '--nonsense'"),
+        (["stats", "more"], "unexpected extra argument (more)"),
+        (["job", "show"], "Missing argument 'ID'"),
+        (["job", "ls", "--limit", "x\ny"], "'x\\ny' is not a valid integer range"),
+        (["stats", "\x1b[31m"], r"argument (\x1b[31m)"),
+        (["worker", "signal", "w"], "Choose from: quiet, resume, restart"),
+        (["bulk", "retry"], "give --queue, --state, --kind, --partition or"),
+        (["bulk", "delete", "--apply", "--yes"], "which jobs?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_named_in_one_line(clean, words, says):
+    told, hint = invoke(*words, code=2).stderr.splitlines()
+    assert told.startswith("headgate: ")
+    assert says in told
+    assert hint.startswith("Try 'headgate")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--files", "/no/such/folder"],
+        ["embedded", "status"],
+        ["worker", "check", "/no/such/file"],
+        ["cron", "sync", "app:hg"],
+        ["migrate", "up"],
+        ["vacuum"],
+        ["console", "--app", "nowhere:hg"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_ignores_an_api_that_it_does_not_use(
+    clean, monkeypatch, database_url, words
+):
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", database_url)
+    done = invoke("--api", "http://127.0.0.1:1", *words, code=2)
+    assert "no --api" in done.stderr
+
+
+def test_no_command_ignores_a_database_that_it_does_not_use(clean):
+    url = "postgresql://127.0.0.1:1/none"
+    done = invoke("--database-url", url, "demo", "--files", "/no/such", code=2)
+    assert "headgate demo takes no --database-url" in done.stderr
+    done = invoke("console", "--app", "shop:hg", "--database-url", url, code=2)
+    assert "an --app has a database of its own" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("5", "'5' has 1 of 2 or 3 parts"),
+        ("5/1m/9/9", "'5/1m/9/9' has 4 of 2 or 3 parts"),
+        ("many/1h", "LIMIT is 'many', expected a whole number"),
+        ("5/1x", "WINDOW is '1x', expected a duration"),
+        ("5/0s", "WINDOW is '0s', the minimum is 1 ms"),
+        ("5/1h/x", "BURST is 'x', expected a whole number"),
+        ("5/1h/0", "burst is 0, allowed is 1 to"),
+    ],
+)
+def test_a_further_budget_that_cannot_be_read_names_its_part_and_the_form(
+    clean, typed, says
+):
+    done = invoke(
+        "rate", "set", "r", "--limit", "1", "--window", "1s", "--also", typed, code=2
+    )
+    assert f"'--also': {says}" in done.stderr
+    assert "LIMIT/WINDOW[/BURST], such as 1000/1h or 1000/1h/50" in done.stderr
+
+
 ADDRESSES = {
     "url": "postgresql://u:secret@127.0.0.1:1/x",
     "several hosts": "postgresql://u:secret@127.0.0.1:1,127.0.0.1:2/x",
@@ -119,10 +223,46 @@ def test_the_demo_does_not_quote_an_address_that_is_none(clean, monkeypatch):
     assert "secret" not in invoke("demo", code=2).output
 
 
-def test_a_database_that_does_not_answer_is_exit_code_1(clean):
-    done = invoke("stats", "--url", "postgresql://127.0.0.1:1/none", code=1)
-    assert done.stderr.startswith("headgate: ")
+@pytest.mark.parametrize("words", [["stats"], ["migrate", "up"]])
+@pytest.mark.parametrize("named_by", ["HEADGATE_DATABASE_URL", "DATABASE_URL"])
+def test_a_database_that_does_not_answer_is_exit_code_1_and_who_named_it_is_told(
+    clean, monkeypatch, words, named_by
+):
+    monkeypatch.setenv(named_by, "postgresql://127.0.0.1:1/none")
+    done = invoke(*words, code=1)
+    assert done.stderr.startswith(f"headgate: cannot use the database of {named_by}: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_option_is_told_where_it_named_the_database(clean, monkeypatch):
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", "postgresql://127.0.0.1:2/none")
+    done = invoke("stats", "--url", "postgresql://127.0.0.1:1/none", code=1)
+    assert "cannot use the database of --database-url: " in done.stderr
+    assert "port 1 failed" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["stats"], ["migrate", "up"], ["vacuum"]])
+def test_without_any_database_a_line_says_what_to_set(clean, words):
+    [told] = invoke(*words, code=2).stderr.splitlines()
+    for name in (
+        "--database-url",
+        "HEADGATE_DATABASE_URL",
+        "DATABASE_URL",
+        "HEADGATE_EMBEDDED=1",
+        "HEADGATE_API",
+    ):
+        assert name in told
+
+
+def test_an_api_that_does_not_answer_says_what_named_it(clean):
+    [told] = invoke("stats", "--api", "http://127.0.0.1:1", code=1).stderr.splitlines()
+    assert "no answer from http://127.0.0.1:1/api/v1, the API of --api or" in told
+
+
+def test_a_variable_that_cannot_be_read_is_named(clean, monkeypatch):
+    monkeypatch.setenv("HEADGATE_EMBEDDED", "maybe")
+    [told] = invoke("stats", code=2).stderr.splitlines()
+    assert told == "headgate: HEADGATE_EMBEDDED is 'maybe', expected 0 or 1"
 
 
 def test_a_schema_without_tables_names_the_command_that_makes_them(clean, database_url):
