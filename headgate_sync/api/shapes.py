@@ -160,11 +160,18 @@ def read_body(given: Mapping[str, Any], fields: Iterable[Given]) -> dict[str, An
 
 
 def read_query(given: Mapping[str, str], fields: Iterable[Given]) -> dict[str, Any]:
-    """The known parameters of a query; others are ignored.
+    """The parameters of a query.
 
     Raises:
-        HttpError: 400 for one that is missing or of another type.
+        HttpError: 400 for one that is unknown, missing or of another type. Without a
+            filter that was misspelt a list would show everything.
     """
+    fields = tuple(fields)
+    known = [one.name for one in fields]
+    for name in given:
+        if name not in known:
+            allowed = f"allowed: {', '.join(known)}" if known else "none is allowed"
+            raise HttpError(400, f"unknown query parameter `{name}`, {allowed}")
     found: dict[str, Any] = {}
     for one in fields:
         text = given.get(one.name)

@@ -35,9 +35,10 @@ def test_a_repeat_makes_no_job_after_the_first_is_done_and_gone(api, store):
 
 def test_another_request_under_the_key_is_refused(api, store):
     api.post("/jobs", job_body(), key="K")
+    assert api.delete("/queues/q", key="K").status_code == 400
     for answer in (
         api.post("/jobs", job_body(queue="other"), key="K"),
-        api.post("/jobs?x=1", job_body(), key="K"),
+        api.delete("/queues/q?force=true", key="K"),
     ):
         assert answer.status_code == 422
         assert answer.json == {

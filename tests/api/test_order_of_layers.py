@@ -10,17 +10,11 @@ from headgate_sync.api import RateLimit
 from headgate_sync.api.routes import ROUTES
 from headgate_sync.identity import Identity
 from tests.api.caller import BASE, Caller, caller, job_body
+from tests.api.test_every_field import body_of, path_of
 
 MUTATING = [route for route in ROUTES if route.mutates]
 WITH_BODY = [route for route in ROUTES if route.body is not None]
 LOOKING = [route for route in ROUTES if not route.mutates]
-
-
-def path_of(route):
-    path = route.path
-    for name in route.variables:
-        path = path.replace("{" + name + "}", "nobody")
-    return path
 
 
 def ids(routes):
@@ -111,6 +105,28 @@ def test_a_field_of_another_type_is_named(memory, route):
         answer = api.send(route.method, path_of(route), json={**good, one.name: [[1]]})
         assert answer.status_code == 422, one.name
         assert f"`{one.name}`" in answer.json["error"]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=ids(ROUTES))
+@pytest.mark.parametrize("name", ["nonsense", ""])
+def test_a_parameter_that_no_route_declares_is_refused(memory, route, name):
+    """A filter that is misspelt would otherwise show, or change, everything."""
+    path = path_of(route)
+    mark = "&" if "?" in path else "?"
+    body = None if route.body is None else body_of(route)
+    api = caller(memory.make_store())
+    answer = api.send(route.method, f"{path}{mark}{name}=x", json=body)
+    assert answer.status_code == 400
+    allowed = ", ".join(one.name for one in route.query)
+    assert answer.json == {
+        "error": f"unknown query parameter `{name}`, "
+        + (f"allowed: {allowed}" if allowed else "none is allowed")
+    }
+
+
+def test_a_misspelt_filter_is_told_before_a_parameter_that_is_missing(api):
+    answer = api.get("/partitions?queu=q")
+    assert answer.json["error"].startswith("unknown query parameter `queu`")
 
 
 def test_a_missing_parameter_and_a_bad_one_are_named(api):
