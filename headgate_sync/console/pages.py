@@ -287,6 +287,7 @@ def _periodic(reader: Reader, query: Query) -> Context:
     next_cursor = reader.next_cursor
     return {
         "schedules": schedules,
+        "covers": views.covers(reader.maybe("cluster")),
         "next_cursor": next_cursor,
         "shown": wanted,
         "events": events,

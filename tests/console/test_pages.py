@@ -25,6 +25,7 @@ from tests.builders import (
     steer,
 )
 from tests.console.pages import look
+from tests.contract.test_schedules import schedule
 
 SCRIPT = "<script>alert(1)</script>\"'&"
 HOSTILE = [
@@ -117,6 +118,32 @@ def test_a_queue_without_a_worker_needs_attention(console, store):
     assert "q has 1 unfinished jobs and no live worker" in look(console, "/").text
     beat(store)
     assert "no live worker" not in look(console, "/").text
+
+
+@pytest.mark.parametrize("path", ["/", "/queues", "/queue"])
+def test_a_missing_worker_is_a_fault_only_where_work_waits(console, store, path):
+    """An empty queue needs nobody."""
+    query = {"name": "q"} if path == "/queue" else {}
+    steer(store).set_queue_weight("q", 2)
+    text = look(console, path, **query).text
+    assert "no worker" not in text
+    assert "0 workers" in text
+    enqueue(store, "a")
+    assert "no worker" in look(console, path, **query).text
+    beat(store)
+    assert "no worker" not in look(console, path, **query).text
+
+
+def test_a_schedule_whose_queue_nobody_serves_is_marked_unless_it_is_paused(
+    console, store
+):
+    steer(store).upsert_schedule(schedule("s", queue="q"))
+    assert "no worker" in look(console, "/periodic").text
+    steer(store).set_schedule_paused("s", True)
+    assert "no worker" not in look(console, "/periodic").text
+    steer(store).set_schedule_paused("s", False)
+    beat(store)
+    assert "no worker" not in look(console, "/periodic").text
 
 
 def test_a_dead_worker_does_not_count_as_serving(console, store, clock):
