@@ -13,7 +13,7 @@ from headgate_sync.errors import InvalidRequest
 from headgate_sync.options import CallOptions, JobOptions, make_options, merged
 from headgate_sync.parameters import LateNames
 from headgate_sync.request import JobRequest
-from headgate_sync.schedule import ScheduleDef, check_schedule_id
+from headgate_sync.schedule import ScheduleDef, check_no_zone, check_schedule_id
 from headgate_sync.task import FunctionTask, PayloadTask, task_of
 
 _SINGLE = ("id", "unique", "deadline", "delay", "run_at", "pending")
@@ -95,6 +95,7 @@ class Declared:
         task.check_templates(make_options(CallOptions, self.label, self.options))
 
     def _check_options(self) -> None:
+        check_no_zone(self.options)
         layers: list[JobOptions] = [make_options(CallOptions, self.label, self.options)]
         if isinstance(self.target, JobRequest):
             layers.append(self.target.options)

@@ -56,6 +56,20 @@ class TickOutcome(StrEnum):
     SKIPPED = "skipped"
 
 
+def check_no_zone(options: Mapping[str, Any]) -> None:
+    """Refuse the option that other schedulers have for what the spec says here.
+
+    Raises:
+        InvalidRequest: it was given; the text shows where the zone goes.
+    """
+    for name in ("tz", "timezone"):
+        if name in options:
+            raise InvalidRequest(
+                f"unknown option {name}: the zone is a part of the spec, as in "
+                "'CRON_TZ=Europe/Berlin 0 9 * * *'"
+            )
+
+
 class FireStatus(StrEnum):
     """How a call of `fire_ticks` ended."""
 

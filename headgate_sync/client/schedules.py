@@ -32,6 +32,7 @@ from headgate_sync.schedule import (
     Schedule,
     ScheduleDef,
     ScheduleEvent,
+    check_no_zone,
     check_schedule_id,
 )
 from headgate_sync.schedules import DEFAULT_SCHEDULE_EVENTS, MAX_SCHEDULES
@@ -152,6 +153,7 @@ class Schedules:
         Raises:
             SpecError, InvalidRequest: as `upsert`.
         """
+        check_no_zone(options)
         own_id = options.get("id")
         if isinstance(job, JobRequest) and job.options.id is not UNSET:
             own_id = own_id or job.options.id

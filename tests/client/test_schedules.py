@@ -174,6 +174,26 @@ def test_an_option_that_no_tick_can_carry_is_refused(hg, backend, options, names
         hg.schedule("a", hg.report.job("eu"), "@daily", **options)
 
 
+@pytest.mark.parametrize("name", ["tz", "timezone"])
+def test_a_zone_beside_the_spec_is_told_where_it_goes(hg, backend, name):
+    """As an option it would be one of the job, and other schedulers take it."""
+    zone: dict[str, Any] = {name: "Europe/Berlin"}
+    calls: list[Callable[[], Any]] = [
+        lambda: hg.periodic("0 9 * * *", args={"region": "eu"}, **zone)(hg.report),
+        lambda: hg.schedule("a", "tick", "0 9 * * *", **zone),
+        *(
+            lambda target=target: hg.schedules.upsert("a", target, "@daily", **zone)
+            for target in ("tick", hg.report.job("eu"), Envelope(id="e", kind="k"))
+        ),
+    ]
+    for call in calls:
+        error = unchanged_by(backend, call)
+        assert isinstance(error, InvalidRequest)
+        assert f"unknown option {name}: " in str(error)
+        assert "'CRON_TZ=Europe/Berlin 0 9 * * *'" in str(error)
+    assert hg.registry.declared() == {}
+
+
 def test_an_id_of_a_job_is_no_part_of_a_schedule(hg):
     with pytest.raises(InvalidRequest, match="option id"):
         hg.schedules.upsert("a", hg.report.using(id="x").job("eu"), "@daily")
