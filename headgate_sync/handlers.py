@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType, FunctionType
+from typing import Any
 
 from headgate_sync.binding import BatchPlan, FailureTest, RetryPolicy
 from headgate_sync.codec import JSON, Codec
@@ -44,6 +46,16 @@ def _plan(
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"{label}: {error.message}") from error
+
+
+def place_of(declared: Any) -> str:
+    """Module, name and line of a function or class; no line where there is no file."""
+    name = f"{declared.__module__}.{declared.__qualname__}"
+    try:
+        line = inspect.getsourcelines(inspect.unwrap(declared))[1]
+    except (OSError, TypeError):
+        return name
+    return f"{name}, line {line}"
 
 
 class Handler:

@@ -25,12 +25,19 @@ from headgate_sync.declared import Declared, periodic_target
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import DEFAULT_QUEUE, check_int
 from headgate_sync.errors import InvalidRequest
-from headgate_sync.handlers import HANDLER_OPTIONS, Handler, StepMap, StepNames
+from headgate_sync.handlers import (
+    HANDLER_OPTIONS,
+    Handler,
+    StepMap,
+    StepNames,
+    place_of,
+)
 from headgate_sync.lease import MAX_CAPACITY
 from headgate_sync.options import UNSET, TaskKeywords, TaskOptions, make_options
 from headgate_sync.parameters import LateNames
 from headgate_sync.request import Producer
 from headgate_sync.task import (
+    ClassTask,
     FunctionTask,
     PayloadTask,
     Task,
@@ -255,7 +262,7 @@ class Registry:
             with self._lock:
                 if self._tasks.get(known.kind) is not known:
                     self._check_free(known)
-                self._check_unhandled(known.kind)
+                self._check_unhandled(known.kind, made)
                 self._keep(known, made)
             return function
 
@@ -320,7 +327,7 @@ class Registry:
             )
             self._check_handler(task, made)
             with self._lock:
-                self._check_free(task)
+                self._check_free(task, made)
                 self._keep(task, made)
             return function
 
@@ -433,11 +440,11 @@ class Registry:
                 self._check_undeclared(one)
             for kind, task in tasks.items():
                 if self._tasks.get(kind) is not task:
-                    self._check_free(task)
+                    self._check_free(task, handlers.get(kind))
                 elif (
                     kind in handlers and self._handlers.get(kind) is not handlers[kind]
                 ):
-                    self._check_unhandled(kind)
+                    self._check_unhandled(kind, handlers[kind])
             for kind, task in tasks.items():
                 self._keep(task, handlers.get(kind))
                 if kind in isolated:
@@ -511,11 +518,19 @@ class Registry:
 
     # Keeping: every check comes before the first change.
 
-    def _check_free(self, task: Task) -> None:
+    def _check_free(self, task: Task, handler: Handler | None = None) -> None:
         names = (task.kind, *task.aliases)
         for index, name in enumerate(names):
-            if name in self._main_kinds or name in names[:index]:
-                raise InvalidRequest(f"kind `{name}` is registered more than once")
+            kind = self._main_kinds.get(name)
+            if kind is None and name not in names[:index]:
+                continue
+            places = [_place(task, handler)]
+            if kind is not None:
+                known = _place(self._tasks[kind], self._handlers.get(kind))
+                places.insert(0, known)
+            raise InvalidRequest(
+                f"kind `{name}` is registered more than once: {' and '.join(places)}"
+            )
 
     def _declare(self, declared: Declared) -> None:
         with self._lock:
@@ -529,9 +544,13 @@ class Registry:
                 "give each an id of its own"
             )
 
-    def _check_unhandled(self, kind: str) -> None:
-        if kind in self._handlers:
-            raise InvalidRequest(f"kind `{kind}` has more than one handler")
+    def _check_unhandled(self, kind: str, handler: Handler) -> None:
+        known = self._handlers.get(kind)
+        if known is not None:
+            raise InvalidRequest(
+                f"kind `{kind}` has more than one handler: "
+                f"{place_of(known.function)} and {place_of(handler.function)}"
+            )
 
     def _check_handler(self, task: Task, handler: Handler) -> None:
         try:
@@ -546,6 +565,18 @@ class Registry:
         if handler is not None:
             self._handlers[task.kind] = handler
         _connect(task, self._producers)
+
+
+def _place(task: Task, handler: Handler | None) -> str:
+    """Where a task is declared; one that is a kind alone stands where its handler is.
+
+    A module that is imported under two names shows here with both.
+    """
+    if isinstance(task, ClassTask):
+        return place_of(task.payload_class)
+    if handler is None and isinstance(task, FunctionTask):
+        handler = task.handler
+    return task.label if handler is None else place_of(handler.function)
 
 
 def _connect(task: Task, producers: Sequence[Callable[[], Producer]]) -> None:

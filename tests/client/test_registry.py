@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -75,6 +77,79 @@ def test_a_kind_that_is_taken_leaves_nothing_of_the_second_task():
         registry.task("b", aliases=["a"])(nothing)
     assert registry.kinds() == {"a"}
     registry.task("b")(nothing)
+
+
+def test_a_second_registration_tells_where_both_stand():
+    registry = Registry()
+
+    @registry.task("a")
+    def first() -> None: ...
+
+    @registry.raw_handler("raw")
+    def undecoded(envelope: Envelope) -> None: ...
+
+    @attrs.frozen
+    class Job:
+        value: int
+
+    registry.task("class")(Job)
+    told = {}
+    for kind in ("a", "raw", "class"):
+        with pytest.raises(InvalidRequest) as refused:
+            registry.task("b", aliases=[kind])(nothing)
+        told[kind] = str(refused.value)
+    with pytest.raises(InvalidRequest) as refused:
+        registry.raw_handler("a")(nothing)
+    told["second raw"] = str(refused.value)
+    other = Registry()
+    other.raw_handler("a")(nothing)
+    with pytest.raises(InvalidRequest) as refused:
+        registry.include(other)
+    told["included"] = str(refused.value)
+    module = "tests.client.test_registry"
+    here = f"{module}.test_a_second_registration_tells_where_both_stand.<locals>"
+    line = nothing.__code__.co_firstlineno
+    start = first.fn.__code__.co_firstlineno
+    second = f"{module}.nothing, line {line}"
+    assert told == {
+        "a": f"kind `a` is registered more than once: {here}.first, "
+        f"line {start} and {second}",
+        "raw": f"kind `raw` is registered more than once: {here}.undecoded, "
+        f"line {undecoded.__code__.co_firstlineno} and {second}",
+        "class": f"kind `class` is registered more than once: {here}.Job, "
+        f"line {start + 6} and {second}",
+        "second raw": told["a"],
+        "included": told["a"],
+    }
+
+
+def test_a_second_handler_tells_where_both_stand():
+    @attrs.frozen
+    class Job:
+        value: int
+
+    registry = Registry()
+    registry.task("job")(Job)
+
+    @registry.handler(Job)
+    def first(job: Job) -> None: ...
+
+    def second(job: Job) -> None: ...
+
+    with pytest.raises(InvalidRequest) as refused:
+        registry.handler(Job)(second)
+    for one in (first, second):
+        place = f"{one.__qualname__}, line {one.__code__.co_firstlineno}"
+        assert place in str(refused.value)
+
+
+def test_a_function_without_a_file_is_told_by_its_name():
+    scope: dict[str, Any] = {"__name__": "typed"}
+    exec("def made() -> None: ...", scope)
+    registry = Registry()
+    registry.task("a")(scope["made"])
+    with pytest.raises(InvalidRequest, match=r"more than once: typed\.made and "):
+        registry.task("a")(nothing)
 
 
 @pytest.mark.parametrize("aliases", [["b", "b"], ["a"]])
