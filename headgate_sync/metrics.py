@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ except ModuleNotFoundError as error:
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(r"headgate_\w+")
 BUCKETS_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -426,6 +428,9 @@ def _register(registry: CollectorRegistry, collector: Collector) -> None:
     try:
         registry.register(collector)
     except ValueError as error:
+        name = type(collector).__name__
+        taken = min(_NAME.findall(str(error)), default="one of its metrics")
         raise ConfigurationError(
-            f"{type(collector).__name__} cannot be registered: {error}"
-        ) from None
+            f"{name}: the registry has {taken} already; make one {name} for it and "
+            "share that, or give each a CollectorRegistry of its own"
+        ) from error  # which lists all names
