@@ -44,7 +44,7 @@ HEADGATE_TOKEN=... headgate stats --api https://ops.example.com/headgate
 | foreign text | control characters, line ends and marks of writing direction are written out (`\\x1b`) in tables and errors: no name in a queue can steer a terminal |
 | payloads | only `job show --payload` prints payload, headers, result, output and cursor: as text where they are UTF-8, else in base64; the field `..._encoding` says which |
 | durations | `500ms`, `30s`, `1h30m`, `7d` |
-| instants | milliseconds since 1970, or RFC 3339: `2030-01-31T08:00:00Z` |
+| instants | milliseconds since 1970, or RFC 3339: `2030-01-31T08:00:00Z`; tables show instants in UTC and durations with their units, JSON milliseconds |
 | what deletes, cancels or ends | asks on a terminal; elsewhere it needs `--yes` and is otherwise refused |
 | errors | one line on the standard error; after a mistake in the call a second one names the help of the command |
 | over HTTP | a request may take 30 s and an answer 8 MiB; redirects are not followed, nothing is repeated, every change has an idempotency key of its own |

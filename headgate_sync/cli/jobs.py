@@ -16,7 +16,7 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import instant, readable, span
+from headgate_sync.cli.text import named, readable
 from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD, typed_bytes
 from headgate_sync.loggers import visible
 
@@ -29,25 +29,21 @@ _DONE = {
 }
 
 
-def _when(name: str) -> Any:
-    return lambda found: instant(found[name])
-
-
 _JOBS: output.Columns = {
     "id": "id",
     "kind": "kind",
     "queue": "queue",
     "state": "state",
     "attempt": lambda j: f"{j['attempt']}/{j['max_attempts']}",
-    "scheduled": _when("scheduled_at_ms"),
+    "scheduled": "scheduled_at_ms",
     "error": lambda j: j["error_code"] or j["reason_code"],
 }
 _ATTEMPTS: output.Columns = {
-    "at": _when("at_ms"),
+    "at": "at_ms",
     "outcome": "outcome",
     "error": lambda a: (a.get("error") or "").partition("\n")[0],
-    "took": lambda a: span(a.get("latency_ms")),
-    "worker": lambda a: a.get("worker"),
+    "took": "latency_ms",
+    "worker": "worker",
 }
 
 
@@ -142,12 +138,7 @@ def show(session: Session, id: str, payload: bool) -> None:
         output.record(session, found)
         return
     attempts = found.pop("errors")
-    shown = {
-        name: (_when(name) if name.endswith("_at_ms") else name)
-        for name in found
-        if _is_told(found[name])
-    }
-    output.record(session, found, shown)
+    output.record(session, found, {n: n for n in found if _is_told(found[n])})
     if attempts:
         click.echo()
         output.items(session, attempts, _ATTEMPTS)
@@ -156,6 +147,11 @@ def show(session: Session, id: str, payload: bool) -> None:
             click.echo()
             for line in traceback.strip().split("\n"):
                 click.echo(visible(line))
+
+
+def _fact(name: str, text: str) -> str:
+    """A figure of the gate, all of which are texts."""
+    return named(name, int(text) if text.isascii() and text.isdecimal() else text)
 
 
 @job.command()
@@ -168,11 +164,11 @@ def explain(session: Session, id: str) -> None:
         "state": "state",
         "admissible": "admissible",
         "blocked by": "blocked_by",
-        "admitted in": lambda e: span(e["estimated_admission_ms"]),
+        "admitted in": "estimated_admission_ms",
         "workers": "live_workers",
     }
     for name in found["detail"]:
-        fields[f"  {name}"] = lambda e, name=name: e["detail"][name]
+        fields[f"  {name}"] = lambda e, name=name: _fact(name, e["detail"][name])
     output.record(session, found, fields)
 
 

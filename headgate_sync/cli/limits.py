@@ -223,7 +223,7 @@ def quarantine_ls(session: Session) -> None:
         "fingerprint": "fingerprint",
         "kind": "kind",
         "crashes": "crash_count",
-        "since": lambda q: instant(q["quarantined_at_ms"]),
+        "since": "quarantined_at_ms",
         "reason": "reason",
     }
     output.items(session, session.connect().quarantine(), columns)

@@ -11,7 +11,7 @@ import click
 
 from headgate_sync.cli.control import Json
 from headgate_sync.cli.session import Session
-from headgate_sync.cli.text import cell
+from headgate_sync.cli.text import cell, named
 from headgate_sync.loggers import visible
 
 # A column is a key, or what makes its text of a whole item.
@@ -71,7 +71,9 @@ def record(session: Session, found: Json, fields: Columns | None = None) -> None
 
 def made(item: Json, column: str | Callable[[Json], Any]) -> str:
     """The text of one cell, made visible."""
-    return cell(item.get(column) if isinstance(column, str) else column(item))
+    if isinstance(column, str):
+        return named(column, item.get(column))
+    return cell(column(item))
 
 
 def table(titles: list[str], lines: list[list[str]]) -> None:

@@ -18,7 +18,7 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import drain, instant, span
+from headgate_sync.cli.text import drain, span
 from headgate_sync.cli.values import DURATION
 from headgate_sync.errors import HeadgateError
 from headgate_sync.loggers import visible
@@ -26,7 +26,7 @@ from headgate_sync.loggers import visible
 BACKLOG: output.Columns = {
     "queue": "queue",
     "unfinished": "unfinished_jobs",
-    "oldest": lambda q: span(q["oldest_available_ms"]),
+    "oldest": "oldest_available_ms",
     "in/s": "arrival_rate",
     "out/s": "drain_rate",
     "time to drain": lambda q: drain(q["time_to_drain_ms"]),
@@ -136,7 +136,7 @@ def history(session: Session, name: str, since: int, bucket: int) -> None:
     control = session.connect()
     found = control.history(name, max(0, control.now_ms() - since), bucket)
     columns: output.Columns = {
-        "from": lambda b: instant(b["at_ms"]),
+        "from": "at_ms",
         "arrived": "arrived",
         "completed": "completed",
         "failed": "failed",

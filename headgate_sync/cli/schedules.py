@@ -19,7 +19,6 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import instant
 from headgate_sync.cli.values import DURATION, PAYLOAD
 from headgate_sync.schedule import OnMissed
 
@@ -28,8 +27,8 @@ _SCHEDULES: output.Columns = {
     "spec": "spec",
     "kind": "kind",
     "queue": "queue",
-    "next": lambda s: instant(s["next_run_ms"]),
-    "last": lambda s: instant(s["last_enqueued_ms"]),
+    "next": "next_run_ms",
+    "last": "last_enqueued_ms",
     "missed": "on_missed",
     "paused": lambda s: bool(s["paused"]),
 }
@@ -66,7 +65,9 @@ def show(session: Session, id: str) -> None:
 @click.argument("id")
 @click.option("--kind", required=True)
 @click.option(
-    "--spec", required=True, help="Such as `0 8 * * *` or `@every:900000` (ms)."
+    "--spec",
+    required=True,
+    help="Such as `0 8 * * *`, `CRON_TZ=Europe/Berlin 0 8 * * *` or `@every 15m`.",
 )
 @click.option("--payload", type=PAYLOAD, metavar="@FILE|@-|TEXT", default=b"")
 @click.option("--queue")
@@ -155,11 +156,11 @@ def events(session: Session, id: str, limit: int, cursor: str | None) -> None:
     """Show what became of the newest ticks."""
     found = session.connect().schedule_events(id, cursor=cursor, limit=limit)
     columns: output.Columns = {
-        "tick": lambda e: instant(e["tick_ms"]),
+        "tick": "tick_ms",
         "outcome": "outcome",
         "job": "job_id",
         "reason": "reason",
-        "recorded": lambda e: instant(e["recorded_at_ms"]),
+        "recorded": "recorded_at_ms",
     }
     output.page(session, found, "events", columns)
 

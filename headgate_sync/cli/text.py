@@ -10,6 +10,9 @@ from headgate_sync.loggers import visible
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 NOTHING = "-"
+# Last words of the names of instants; all others that end in `_ms` are durations.
+_INSTANTS = ("at", "until", "tick", "run", "enqueued", "deadline", "seen")
+_NONE_IS_ZERO = ("timeout_ms", "deadline_ms", "retention_ms")
 
 
 def instant(at_ms: int | None) -> str:
@@ -56,8 +59,21 @@ def cell(value: object) -> str:
         return ", ".join(cell(each) for each in value) or NOTHING
     if isinstance(value, dict):
         pairs = sorted(value.items())
-        return ", ".join(f"{visible(key)}={cell(each)}" for key, each in pairs)
+        return ", ".join(f"{visible(key)}={named(key, each)}" for key, each in pairs)
     return visible(str(value))
+
+
+def named(name: str, value: object) -> str:
+    """A value of a table as its name says: an instant, a duration, or as it is.
+
+    Where none is 0 in the store, as for a deadline or a timeout, there is nothing.
+    """
+    if type(value) is not int or not name.endswith("_ms"):
+        return cell(value)
+    if value == 0 and name in _NONE_IS_ZERO:
+        return NOTHING
+    words = name.split("_")
+    return instant(value) if words[-2] in _INSTANTS else span(value)
 
 
 def readable(encoded: str) -> tuple[str, str]:

@@ -17,7 +17,6 @@ from headgate_sync.cli.session import (
     pass_session,
     yes_option,
 )
-from headgate_sync.cli.text import instant
 from headgate_sync.cli.values import DURATION
 from headgate_sync.workers import COMMANDS
 
@@ -31,7 +30,7 @@ WORKERS: output.Columns = {
     "busy": lambda w: f"{w['inflight']}/{w['concurrency']}",
     "status": "status",
     "duties": "duties_active",
-    "heard of": lambda w: instant(w["heartbeat_at_ms"]),
+    "heard of": "heartbeat_at_ms",
     "asked to": "pending_command",
 }
 

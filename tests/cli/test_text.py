@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate_sync.cli.text import cell, instant, span
+from headgate_sync.cli.text import cell, instant, named, span
 from headgate_sync.durations import duration_ms
 from headgate_sync.loggers import OneLine, visible
 from tests.builders import envelope
@@ -31,6 +31,41 @@ def test_visible_text_prints_on_one_line_and_steers_nothing(text):
 def test_every_cell_is_printable(value):
     assert cell(value).isprintable()
     assert cell({"\x1b": value}).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("at_ms", 0, "1970-01-01T00:00:00Z"),
+        ("scheduled_at_ms", 1_500, "1970-01-01T00:00:01.500Z"),
+        ("paused_until_ms", 60_000, "1970-01-01T00:01:00Z"),
+        ("last_enqueued_ms", None, "-"),
+        ("next_run_ms", 60_000, "1970-01-01T00:01:00Z"),
+        ("deadline_ms", 0, "-"),
+        ("timeout_ms", 600_000, "10m"),
+        ("timeout_ms", 0, "-"),
+        ("latency_ms", 0, "0ms"),
+        ("beat_ms", 10_000, "10s"),
+        ("attempt", 3, "3"),
+        ("args_ms", "text", "text"),
+        ("progress", {"updated_at_ms": 0}, "updated_at_ms=1970-01-01T00:00:00Z"),
+    ],
+)  # fmt: skip
+def test_a_table_shows_times_as_their_names_say(name, value, shown):
+    assert named(name, value) == shown
+
+
+def test_no_table_of_a_command_shows_bare_milliseconds(run, pg):
+    """JSON has them as they are stored; people read instants and durations."""
+    pg.enqueue([envelope("a", delay_ms=90_000, timeout_ms=600_000)])
+    run("cron", "set", "s", "--kind", "k", "--spec", "0 8 * * *", "--timeout", "5m")
+    for words in (["job", "show", "a"], ["job", "explain", "a"], ["cron", "show", "s"]):
+        table = run("-o", "table", *words).stdout
+        rows = dict(line.split(maxsplit=1) for line in table.splitlines())
+        at = {n: v.strip() for n, v in rows.items() if n.endswith("_ms")}
+        assert at
+        assert not any(value.isdigit() for value in at.values()), at
+    assert told(run("job", "show", "a"))["timeout_ms"] == 600_000
 
 
 def test_hostile_texts_reach_a_table_as_what_they_are(run, pg):
