@@ -59,7 +59,7 @@ _EXPLAINED = {
     403: ("Not for you", "Whoever runs this console keeps this page from you."),
     404: (
         "Not found",
-        "A finished job is kept no longer than its retention says.",
+        "If it was a job: a finished one is kept no longer than its retention says.",
     ),
     405: ("That cannot be done here", "Pages are only read."),
     429: ("Too many requests", "Wait a moment; the page will come back."),

@@ -68,6 +68,11 @@ def number(value: float | None, approximate: bool = False) -> str:
     return f"≥ {value:,}" if approximate else f"{value:,}"
 
 
+def counted(value: int, word: str) -> str:
+    """So many of something, in the singular for one."""
+    return f"{number(value)} {word}" + ("" if value == 1 else "s")
+
+
 def rate(per_second: float) -> str:
     """Jobs in time, in the unit that needs the fewest zeros."""
     if per_second == 0:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from headgate_sync.backlog import sure_below
-from headgate_sync.console.text import duration, instant, number
+from headgate_sync.console.text import counted, duration, instant, number
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import TERMINAL, Event, State, sources_of
 from headgate_sync.search import JobFilter, parse_query
@@ -125,7 +125,7 @@ def attention(
         name, about = stats["queue"], {"name": stats["queue"]}
         left = stats["unfinished_jobs"]
         if left and serving is not None and serving.get(name, 0) < 1:
-            told = f"has {number(left)} unfinished jobs and no live worker"
+            told = f"has {counted(left, 'unfinished job')} and no live worker"
             found.append(
                 Notice(tone="bad", text=told, subject=name, page="queue", query=about)
             )
@@ -138,26 +138,30 @@ def attention(
                 Notice(tone="bad", text=told, subject=name, page="queue", query=about)
             )
         elif stats["paused"]:
-            told = f"is paused with {number(left)} unfinished jobs"
+            told = f"is paused with {counted(left, 'unfinished job')}"
             found.append(
                 Notice(tone="warn", text=told, subject=name, page="queue", query=about)
             )
     if quarantined:
-        many = "≥ 200" if quarantined >= 200 else str(quarantined)
-        told = f"{many} fingerprints in quarantine: their jobs killed workers"
+        sign = "≥ " if quarantined >= 200 else ""
+        told = (
+            f"{sign}{counted(quarantined, 'fingerprint')} in quarantine: "
+            "their jobs killed workers"
+        )
         found.append(Notice(tone="bad", text=told, page="quarantine", query={}))
     if cluster is not None and cluster["workers"]["late"]:
-        told = f"{cluster['workers']['late']} workers are late and probably dead"
+        told = f"{counted(cluster['workers']['late'], 'worker')} late and probably dead"
         found.append(Notice(tone="warn", text=told, page="workers", query={}))
     if rejected:
-        told = f"full ceilings sent {number(rejected)} jobs away in the last hour"
+        told = f"full ceilings sent {counted(rejected, 'job')} away in the last hour"
         found.append(Notice(tone="warn", text=told, page="limits", query={}))
     if cluster is not None and cluster["empty_poll_ratio"] > IDLE_POLLS:
-        left = sum(stats["unfinished_jobs"] for stats in queues)
-        if left:
+        ready = [s for s in queues if s["oldest_available_ms"] is not None]
+        if ready:  # jobs of a later instant keep nobody from anything
+            left = sum(stats["unfinished_jobs"] for stats in ready)
             told = (
-                f"{cluster['empty_poll_ratio']:.0%} of admits found nothing while "
-                f"{number(left)} jobs are unfinished: look at limits before you add "
+                f"{cluster['empty_poll_ratio']:.0%} of admits found nothing beside "
+                f"{counted(left, 'unfinished job')}: look at limits before you add "
                 "workers"
             )
             found.append(Notice(tone="warn", text=told, page="limits", query={}))

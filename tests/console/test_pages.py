@@ -115,7 +115,7 @@ def test_a_queue_that_drains_says_how_long_it_takes(console, store, clock):
 
 def test_a_queue_without_a_worker_needs_attention(console, store):
     enqueue(store, "a")
-    assert "q has 1 unfinished jobs and no live worker" in look(console, "/").text
+    assert "q has 1 unfinished job and no live worker" in look(console, "/").text
     beat(store)
     assert "no live worker" not in look(console, "/").text
 
@@ -152,8 +152,18 @@ def test_a_dead_worker_does_not_count_as_serving(console, store, clock):
     clock.advance_ms(120_000)
     page = look(console, "/")
     assert "no live worker" in page.text
-    assert "1 workers are late and probably dead" in page.text
+    assert "1 worker late and probably dead" in page.text
     assert "late" in look(console, "/workers").text
+
+
+def test_empty_admits_are_a_fault_only_beside_jobs_that_could_run(console, store):
+    """A job of a later instant is none that limits hold back."""
+    beat(store, polls=100, empty_polls=95)
+    store.enqueue([envelope("later", delay_ms=60_000)])
+    assert "of admits found nothing" not in look(console, "/").text
+    enqueue(store, "now")
+    told = "95% of admits found nothing beside 2 unfinished jobs: look at limits"
+    assert told in look(console, "/").text
 
 
 @pytest.mark.parametrize("state", sorted(STORED))
