@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tenacity import (
     Retrying,
@@ -53,9 +53,19 @@ class AppFailed(Exception):
     """The application's own code raised; its traceback says more than a line could."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what was wrong without repeating how all would be right."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            EXIT_CONFIGURATION,
+            f"headgate worker: {message}\nTry '{self.prog} --help' for help.\n",
+        )
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="python -m headgate_sync.worker",
         description="Run the jobs of an application until SIGTERM or SIGINT.",
         epilog=(

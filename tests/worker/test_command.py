@@ -152,6 +152,26 @@ def test_a_setting_out_of_range_is_said_in_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{app}:hg", "--bogus"], "unrecognized arguments: --bogus"),
+        (["{app}:hg", "--threads", "many"], "--threads: invalid int value: 'many'"),
+        ([], "required: APP"),
+    ],
+)
+def test_a_mistyped_command_line_is_said_in_one_line_and_a_hint(
+    app: str, arguments: list[str], text: str, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([argument.format(app=app) for argument in arguments])
+    assert ended.value.code == 2
+    said, hint = capsys.readouterr().err.splitlines()
+    assert said.startswith("headgate worker: ")
+    assert text in said
+    assert hint == "Try 'python -m headgate_sync.worker --help' for help."
+
+
 def test_a_facade_without_a_database_is_said_in_one_line(app: str, capsys: Any) -> None:
     assert main([f"{app}:unbound"]) == 2
     said = capsys.readouterr().err
