@@ -192,6 +192,12 @@ class Batches:
             self._runner.leave(member.attempt, member.context)
             self._runner.abandon(member.attempt)
 
+    def decline(self, chunk: Chunk) -> None:
+        """Hand jobs back that found no thread, from one that must not wait."""
+        for member in chunk.members:
+            self._runner.leave(member.attempt, member.context)
+        self._runner.decline(member.attempt for member in chunk.members)
+
     def _call(self, binding: Binding, members: Sequence[Member]) -> list[Any]:
         jobs = [
             BatchJob(member.context, member.attempt.claim.envelope, member.args)

@@ -40,7 +40,8 @@ class HandlerThreads:
     waiting room. A thread that is done before the others wake up takes the next claim
     itself, which saves most of the switches between threads when jobs are short. Acks
     are therefore sent behind the claims that are already in the queue: they start
-    within moments, whatever they are, and their acks may share the call.
+    within moments, whatever they are, and their acks may share the call. Only callbacks
+    are put there although no thread may be free; behind them no ack is sent.
 
     Args:
         begun_late: called with each claim that had to wait for its thread.
@@ -80,24 +81,29 @@ class HandlerThreads:
 
     def look(self) -> float:
         """Hand back what waits for too long; returns the instant of the next look."""
-        overdue, due_s = self._room.overdue()
-        self._runner.decline(overdue)
+        claims, chunks, due_s = self._room.overdue()
+        self._decline(claims, chunks)
         return due_s
 
     def close(self) -> None:
         """Hand everything back that waits for a thread."""
-        self._runner.decline(self._room.clear())
+        self._decline(*self._room.clear())
+
+    def _decline(self, claims: Iterable[LiveAttempt], chunks: Iterable[Chunk]) -> None:
+        self._runner.decline(claims)
+        for chunk in chunks:
+            self._runner.batches.decline(chunk)
 
     def call(self, work: Callable[[], None]) -> None:
-        """Run a function once a thread is free; the caller holds a slot for it."""
+        """Run a function on the next thread that is free; the caller holds a slot."""
         self._room.occupy()
         self._queue.put(_Call(work))
 
     def feed_chunks(self, chunks: Iterable[Chunk]) -> None:
         """Hand over jobs that waited for each other; each has a slot already."""
         for chunk in chunks:
-            self._room.occupy()
-            self._queue.put(chunk)
+            if self._room.enter_chunk(chunk):
+                self._queue.put(chunk)
 
     def end(self) -> None:
         """Let every thread end once nothing is left to do."""
@@ -149,7 +155,7 @@ class HandlerThreads:
                 if order is not _FLY:
                     if not self._do(order):
                         continue
-                    if not queue.empty():
+                    if not (queue.empty() or self._room.crowded):
                         queue.put(_FLY)
                         continue
                 self._acks.fly()
@@ -178,7 +184,8 @@ class HandlerThreads:
             # Before this thread sends acks, which is none of the handlers' time.
             if (following := self._room.leave()) is not None:
                 self._queue.put(following)
-                self._begun_late(following)
+                if isinstance(following, LiveAttempt):
+                    self._begun_late(following)
 
     def _forget(self, order: LiveAttempt | Chunk | _Order) -> None:
         if isinstance(order, LiveAttempt):

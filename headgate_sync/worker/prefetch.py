@@ -1,4 +1,4 @@
-"""Claims that a worker holds before it has a thread for them."""
+"""What a worker holds before it has a thread for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headgate_sync.attempt import LiveAttempt
+from headgate_sync.worker.batching import Chunk
 
 AHEAD_S = 0.1
 PATIENCE_S = 1.0
@@ -15,8 +16,8 @@ PATIENCE_S = 1.0
 class WaitingRoom:
     """Knows how many handler threads are busy, and which claims wait for one.
 
-    Without `prefetch` a claim waits for moments at most: its slot was freed by a thread
-    that is about to be done.
+    Without `prefetch` a claim waits for moments, as its slot was freed by a thread that
+    is about to be done; or for a callback of the user's that came in between.
 
     How much may be taken ahead follows the pace of the threads: no more than they
     began within the last tenth of a second or so, which is then about what a claim
@@ -26,18 +27,28 @@ class WaitingRoom:
     Args:
         threads: how many handlers run at once.
         prefetch: the most claims that may wait.
+        half_empty: called, outside of the lock, when more may be asked for than the
+            last `invite` said.
     """
 
     def __init__(
-        self, threads: int, prefetch: int, *, now_s: Callable[[], float]
+        self,
+        threads: int,
+        prefetch: int,
+        *,
+        now_s: Callable[[], float],
+        half_empty: Callable[[], None] = lambda: None,
     ) -> None:
         self.threads = threads
         self._prefetch = prefetch
         self._now_s = now_s
-        self._lock = threading.Lock()  # guards the next three fields
+        self._half_empty = half_empty
+        self._lock = threading.Lock()  # guards the next five fields
         self._waiting: deque[LiveAttempt] = deque()
+        self._chunks: deque[tuple[float, Chunk]] = deque()  # with when they came
         self._busy = 0
         self._begun = 0  # claims that got a thread, ever
+        self._few: int | None = None  # when so many wait, `half_empty` is called
         self._mark = (now_s(), 0)  # instant, and claims begun until then
         self._pace = 0.0  # claims begun per second before the mark
 
@@ -48,12 +59,12 @@ class WaitingRoom:
             slots: that are free, those of the waiting room included.
         """
         allowed = self._allowed()
-        if len(self._waiting) > allowed // 2:
-            # A few large questions cost less than many small ones. Whoever has no
-            # answer asks again when the next ack departs, and one will: claims wait
-            # only while every thread is busy.
-            return 0
-        return slots - (self._prefetch - allowed)
+        few = allowed // 2
+        with self._lock:
+            # A few large questions cost less than many small ones.
+            full = len(self._waiting) > few
+            self._few = few if full else None
+        return 0 if full else slots - (self._prefetch - allowed)
 
     def _allowed(self) -> int:
         if not self._prefetch:
@@ -77,23 +88,49 @@ class WaitingRoom:
             self._begun += len(begin)
         return begin
 
+    def enter_chunk(self, chunk: Chunk) -> bool:
+        """Let jobs in that waited for each other; true when they have a thread."""
+        with self._lock:
+            if self._busy >= self.threads:
+                self._chunks.append((self._now_s(), chunk))
+                return False
+            self._busy += 1
+            return True
+
     def occupy(self) -> None:
-        """Something that is no fresh claim keeps a thread busy until it leaves."""
+        """A callback keeps a thread busy until it leaves, whether one is free or not.
+
+        It runs beside handlers that may take hours, and waits for none of them.
+        """
         with self._lock:
             self._busy += 1
 
-    def leave(self) -> LiveAttempt | None:
-        """A thread is done; returns the claim that has it next, if one waits."""
-        with self._lock:
-            if not self._waiting or self._busy > self.threads:
-                self._busy -= 1
-                return None
-            attempt = self._waiting.popleft()
-            self._begun += 1
-        attempt.begin()
-        return attempt
+    @property
+    def crowded(self) -> bool:
+        """Not even the thread that there is besides those of handlers may be free."""
+        return self._busy > self.threads
 
-    def overdue(self) -> tuple[list[LiveAttempt], float]:
+    def leave(self) -> LiveAttempt | Chunk | None:
+        """A thread is done; returns what has it next, if something waits."""
+        following: LiveAttempt | Chunk | None = None
+        with self._lock:
+            if self._busy > self.threads or not (self._chunks or self._waiting):
+                self._busy -= 1
+            elif self._chunks:
+                _, following = self._chunks.popleft()
+            else:
+                following = self._waiting.popleft()
+                self._begun += 1
+            asks = self._few is not None and len(self._waiting) <= self._few
+            if asks:
+                self._few = None
+        if isinstance(following, LiveAttempt):
+            following.begin()
+        if asks:
+            self._half_empty()
+        return following
+
+    def overdue(self) -> tuple[list[LiveAttempt], list[Chunk], float]:
         """Send away what has waited for too long, or was cancelled meanwhile.
 
         Returns:
@@ -109,20 +146,27 @@ class WaitingRoom:
             if over:
                 gone = set(over)
                 self._waiting = deque(a for a in self._waiting if a not in gone)
-            return over, self._next_s()
+            chunks: list[Chunk] = []
+            while self._chunks and self._chunks[0][0] <= until_s:
+                chunks.append(self._chunks.popleft()[1])
+            return over, chunks, self._next_s()
 
     def _next_s(self) -> float:
-        return (
-            self._waiting[0].returned_s + PATIENCE_S if self._waiting else float("inf")
-        )
+        first_s = float("inf")
+        if self._waiting:
+            first_s = self._waiting[0].returned_s
+        if self._chunks:
+            first_s = min(first_s, self._chunks[0][0])
+        return first_s + PATIENCE_S
 
     def due_s(self) -> float:
         """The local instant at which the first of those that wait is overdue."""
         with self._lock:
             return self._next_s()
 
-    def clear(self) -> list[LiveAttempt]:
+    def clear(self) -> tuple[list[LiveAttempt], list[Chunk]]:
         """Send everything away that waits."""
         with self._lock:
-            gone, self._waiting = list(self._waiting), deque()
-        return gone
+            claims, self._waiting = list(self._waiting), deque()
+            chunks, self._chunks = [chunk for _, chunk in self._chunks], deque()
+        return claims, chunks

@@ -149,7 +149,7 @@ class Runner:
             verdict: Verdict | None = UNBEGUN
             if (reason := attempt.token.reason) is not None:
                 error = exception_for(reason, attempt.lease.job_id)
-                verdict = self._judge.raised(attempt, error)
+                verdict = self._judge.raised(attempt, error, retry=attempt.retry)
             if verdict is None:
                 self.abandon(attempt)
             elif self._inflight.finish(attempt, acks=True):

@@ -105,7 +105,12 @@ class Worker:
         config, store, now_s = self._config, self._store, self._now_s
         slots = config.capacity + config.prefetch
         self._inflight = InFlight(slots, self._slot_freed)
-        self._room = WaitingRoom(config.capacity, config.prefetch, now_s=now_s)
+        self._room = WaitingRoom(
+            config.capacity,
+            config.prefetch,
+            now_s=now_s,
+            half_empty=self._slot_freed,
+        )
         self._pulses = Pulses(
             beat_s=config.beat_ms / 1000, poll_s=config.poll.ceiling_ms / 1000
         )
@@ -517,6 +522,7 @@ class Worker:
         self._status = "terminating"
         self._handlers.close()
         self._handlers.feed_chunks(self._runner.batches.close())
+        self._loops["watchdog"].nudge()  # which hands back what finds no thread
         logger.info(
             "worker %s stops, %d of its jobs still run",
             *(self.worker_id, len(self._inflight)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from headgate_sync.memory.store import MemStore
 from headgate_sync.registry import Registry
 from headgate_sync.telemetry import JobSpan
 from headgate_sync.worker import WorkerConfig
-from headgate_sync.worker.batching import Chunk
+from headgate_sync.worker.batching import Chunk, Member
 from headgate_sync.worker.handlers import HandlerThreads
 from headgate_sync.worker.prefetch import AHEAD_S, PATIENCE_S, WaitingRoom
 from headgate_sync.worker.reporting import Emitter, Report
@@ -37,8 +37,14 @@ class Room(WaitingRoom):
 
     def __init__(self, threads: int, prefetch: int) -> None:
         self.steps = Steps()
-        super().__init__(threads, prefetch, now_s=self.steps)
+        self.told = 0
+        super().__init__(
+            threads, prefetch, now_s=self.steps, half_empty=self._count_told
+        )
         self.store = MemStore()
+
+    def _count_told(self) -> None:
+        self.told += 1
 
     def claims(self, count: int) -> list[LiveAttempt]:
         return [
@@ -68,6 +74,11 @@ class Room(WaitingRoom):
         self.invite(0)
 
 
+def chunk_of(members: list[Member]) -> Chunk:
+    binding: Any = None  # the room does not look at it
+    return Chunk(binding, members)
+
+
 def test_no_more_claims_begin_than_there_are_threads() -> None:
     """Whatever comes and goes: in order, none lost, none twice."""
     for seed in range(50):
@@ -76,6 +87,8 @@ def test_no_more_claims_begin_than_there_are_threads() -> None:
         room = Room(threads, 8)
         came: list[LiveAttempt] = []
         began: list[LiveAttempt] = []
+        chunks: list[Chunk] = []
+        ran: list[Chunk] = []
         busy: list[str] = []
         while busy or len(came) < 100:
             step = draw.random()
@@ -88,14 +101,24 @@ def test_no_more_claims_begin_than_there_are_threads() -> None:
             elif step < 0.4 and busy.count("call") < 2 and len(came) < 100:
                 room.occupy()
                 busy.append("call")
+            elif step < 0.5 and len(came) < 100:
+                chunks.append(chunk_of([]))
+                if room.enter_chunk(chunks[-1]):
+                    ran.append(chunks[-1])
+                    busy.append("chunk")
             elif busy:
                 busy.pop(draw.randrange(len(busy)))
                 following = room.leave()
-                if following is not None:
+                if isinstance(following, Chunk):
+                    ran.append(following)
+                    busy.append("chunk")
+                elif following is not None:
                     began.append(following)
                     busy.append("claim")
-            assert busy.count("claim") <= threads
+            assert busy.count("claim") + busy.count("chunk") <= threads
+            assert room.crowded == (len(busy) > threads)
         assert began == came
+        assert ran == chunks
 
 
 def test_as_much_is_taken_ahead_as_the_threads_begin_in_a_moment() -> None:
@@ -133,8 +156,12 @@ def test_more_is_asked_for_when_the_room_is_half_empty() -> None:
     for waiting in (7, 6, 5):
         assert room.leave() is not None
         assert room.invite(8 - waiting) == 0
+    assert room.told == 0
     assert room.leave() is not None
+    assert room.told == 1  # whoever was sent away comes again
     assert room.invite(4) == 4
+    assert room.leave() is not None
+    assert room.told == 1
 
 
 def test_what_waits_for_a_second_or_was_cancelled_goes() -> None:
@@ -145,15 +172,20 @@ def test_what_waits_for_a_second_or_was_cancelled_goes() -> None:
     late = room.claims(2)
     room.enter(late)
     assert room.due_s() == early[0].returned_s + PATIENCE_S
-    assert room.overdue() == ([], early[0].returned_s + PATIENCE_S)
+    assert room.overdue() == ([], [], early[0].returned_s + PATIENCE_S)
     late[1].token.set(CancelReason.LEASE_LOST)
     room.steps.advance(PATIENCE_S / 2)
-    assert room.overdue() == (
-        [*early[1:], late[1]],
-        pytest.approx(late[0].returned_s + PATIENCE_S),
-    )
+    claims, chunks, due_s = room.overdue()
+    assert (claims, chunks) == ([*early[1:], late[1]], [])
+    assert due_s == pytest.approx(late[0].returned_s + PATIENCE_S)
     assert room.leave() is late[0]
     assert room.due_s() == float("inf")
+    chunk = chunk_of([])
+    assert not room.enter_chunk(chunk)
+    assert room.due_s() == room.steps() + PATIENCE_S
+    room.steps.advance(PATIENCE_S)
+    assert room.overdue() == ([], [chunk], float("inf"))
+    assert room.leave() is None
 
 
 class Crew:
@@ -254,6 +286,97 @@ def test_a_batch_or_a_callback_has_its_thread_for_itself(store: Any) -> None:
         assert made.threads._queue.empty()
         gate.open()
         wait_for(lambda: ran == ["j0"], "it has the thread of the batch")
+        calls.open()
+        made.drain()
+
+
+def register_batch(registry: Registry, run: Callable[[], None], **terms: Any) -> None:
+    """Bookings of kind `b` that are run together."""
+
+    @registry.task("b")
+    @attrs.frozen
+    class Booking:
+        pass
+
+    @registry.batch_handler(Booking, **terms)
+    def together(jobs: list[BatchJob[Booking]]) -> list[None]:
+        run()
+        return [None for _ in jobs]
+
+
+def test_a_batch_whose_time_is_up_waits_for_a_thread(store: Any) -> None:
+    """Its jobs have slots, but with prefetch not every slot has a thread."""
+    gate, registry = Gate(), Registry()
+    ran: list[str] = []
+    register_batch(registry, lambda: ran.append("b"), max_size=2, max_delay="1s")
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        gate.hold()
+        ran.append("k")
+
+    enqueue(store, "b0", kind="b", payload=b"{}")
+    with crew(store, registry, capacity=2) as made:
+        made.feed()
+        wait_for(lambda: made.bench.room._busy == 0, "it waits for another one")
+        put(store, 3)
+        made.feed()
+        gate.wait(2)
+        assert len(made.flush(1.0)) == 1
+        assert made.threads._queue.empty()
+        gate.open()
+        made.drain()
+    assert sorted(ran) == ["b", "k", "k", "k"]
+    assert ran[-1] == "k"  # the batch was there before the third
+    assert state_of(store, "b0") is State.COMPLETED
+
+
+def test_a_batch_that_finds_no_thread_is_handed_back(store: Any) -> None:
+    gate, registry = Gate(), Registry()
+    ran: list[str] = []
+    register_batch(registry, lambda: ran.append("b"), max_size=2, max_delay="1s")
+    registry.task("k")(lambda: gate.hold())
+    set_rate_limit(store, "mail", 10, 3_600_000, burst=10)
+    enqueue(store, "b0", kind="b", payload=b"{}", rate_class="mail")
+    with crew(store, registry, capacity=2) as made:
+        made.feed()
+        wait_for(lambda: made.bench.room._busy == 0, "it waits for another one")
+        put(store, 2)
+        made.feed()
+        gate.wait(2)
+        made.flush(1.0)
+        made.steps.advance(PATIENCE_S)
+        made.threads.look()
+        wait_for(lambda: state_of(store, "b0") is State.AVAILABLE, "it is back")
+        assert tokens(store, "mail") == 10
+        assert job(store, "b0").attempt == job(store, "b0").crash_attempt == 0
+        gate.open()
+        made.drain()
+    assert ran == []
+
+
+def test_an_ack_does_not_wait_behind_callbacks(store: Any) -> None:
+    """They are run although every thread may be busy."""
+    gate, calls, registry = Gate(), Gate(), Registry()
+    registry.task("k")(lambda: gate.hold())
+    ended: list[None] = []
+
+    def callback() -> None:
+        try:
+            calls.hold()
+        finally:
+            ended.append(None)
+
+    put(store, 1)
+    with crew(store, registry) as made:
+        made.feed()
+        gate.wait()
+        for _ in range(2):
+            made.threads.call(callback)
+        calls.wait()
+        gate.open()
+        wait_for(lambda: state_of(store, "j0") is State.COMPLETED, "it is acked")
+        assert ended == []
         calls.open()
         made.drain()
 
@@ -424,6 +547,59 @@ def test_a_worker_that_waits_with_a_full_room_hears_of_every_free_thread(
             lambda: all(state_of(store, id) is State.COMPLETED for id in ids), "all ran"
         )
     assert max(request.capacity for request in tap.given("admit")) == 8
+
+
+def test_a_worker_hears_that_the_room_is_empty_where_no_ack_departs(
+    store: Any, monkeypatch: Any
+) -> None:
+    """Jobs that wait for others of their kind leave their threads without one."""
+    hurry(monkeypatch)
+    invite, refusals = WaitingRoom.invite, [0]
+
+    def counted(room: WaitingRoom, slots: int) -> int:
+        count = invite(room, slots)
+        refusals[0] += count <= 0
+        return count
+
+    monkeypatch.setattr(WaitingRoom, "invite", counted)
+    registry, first, others, decoding = Registry(), Gate(), Gate(), Gate()
+    ran: list[str] = []
+
+    @registry.task("b")
+    @attrs.frozen
+    class Booking:
+        def __attrs_post_init__(self) -> None:
+            decoding.hold()
+
+    @registry.batch_handler(Booking, max_size=4, max_delay="1h")
+    def together(jobs: list[BatchJob[Booking]]) -> list[None]:
+        return [None for _ in jobs]
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        if ctx.job_id == "late":
+            ran.append(ctx.job_id)
+        elif ctx.job_id == "j0":
+            first.hold()
+        else:
+            others.hold()
+
+    put(store, 4, priority=1)
+    enqueue(store, "b0", "b1", "b2", kind="b", payload=b"{}")
+    with working(store, registry, capacity=4, prefetch=3):
+        first.wait()
+        others.wait(3)
+        wait_for(lambda: state_of(store, "b2") is State.RUNNING, "they are taken ahead")
+        before = refusals[0]
+        first.open()
+        decoding.wait()
+        wait_for(lambda: state_of(store, "j0") is State.COMPLETED, "its ack departs")
+        wait_for(lambda: refusals[0] > before, "too many wait for more to be asked for")
+        decoding.open()
+        enqueue(store, "late", kind="k", payload=b"{}")
+        wait_for(lambda: ran == ["late"], "the free thread has work")
+        assert state_of(store, "j1") is State.RUNNING  # no other one became free
+        others.open()
 
 
 def test_a_time_out_of_what_waited_wakes_the_watchdog(
