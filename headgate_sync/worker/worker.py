@@ -487,6 +487,8 @@ class Worker:
                 look_s = self._handlers.feed(attempts)
         if crossed:
             # The answer crossed the stop: nothing is started any more.
+            for attempt in attempts:
+                attempt.actual_weight = 0
             for attempt, ack in release(self._store, attempts, 0.0):
                 if self._report is not None and ack is not None:
                     self._report.released(attempt, ack)

@@ -15,7 +15,15 @@ from headgate_sync.policy import Poll
 from headgate_sync.registry import Registry
 from headgate_sync.worker import ExitStatus, bell
 from headgate_sync.worker.shutdown import exit_status
-from tests.builders import enqueue, envelope, job, state_of, steer
+from tests.builders import (
+    enqueue,
+    envelope,
+    job,
+    set_rate_limit,
+    state_of,
+    steer,
+)
+from tests.scenarios.gate import tokens
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
 
 
@@ -308,9 +316,10 @@ def test_a_claim_that_crosses_the_stop_is_handed_back_unrun(store: Any) -> None:
             gate.hold()
         return answer
 
+    set_rate_limit(store, "mail", 10, 3_600_000, burst=10)
     tap.around["admit"] = answer_late  # also in a question that is under way
     with working(tap, registry, poll=Poll(floor_ms=10, ceiling_ms=10)) as worker:
-        put(store, "a")
+        put(store, "a", rate_class="mail")
         gate.wait()
         thread = stopping(worker)
         wait_for(lambda: worker.health().status == "terminating", "it drains")
@@ -320,6 +329,7 @@ def test_a_claim_that_crosses_the_stop_is_handed_back_unrun(store: Any) -> None:
     assert ran == []
     row = job(store, "a")
     assert (row.state, row.attempt, row.crash_attempt) == ("available", 0, 0)
+    assert tokens(store, "mail") == 10
 
 
 def test_a_stop_does_not_wait_for_a_poll_or_a_duty(store: Any) -> None:
