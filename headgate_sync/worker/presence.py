@@ -161,13 +161,13 @@ class Presence:
 
     def _saturation(self, emit: Emitter) -> None:
         polls, empty_polls = self._polled()
-        inflight, capacity = self._inflight.taken, self._inflight.capacity
+        inflight, capacity = self._inflight.taken, self._config.capacity
         error = emit(
             WorkerSaturation(
                 worker=self._worker_id,
                 inflight=inflight,
                 capacity=capacity,
-                utilization=inflight / capacity,
+                utilization=min(1.0, inflight / capacity),  # more may wait for a thread
                 empty_poll_ratio=empty_polls / polls if polls else 0.0,
                 polls=polls,
                 empty_polls=empty_polls,

@@ -262,6 +262,24 @@ def test_a_beat_tells_how_busy_the_worker_is(store: Any) -> None:
     assert told.empty_poll_ratio == told.empty_polls / told.polls
 
 
+def test_what_waits_for_a_thread_does_not_make_a_full_worker_look_idle(
+    store: Any,
+) -> None:
+    """Else one that is asked to prefetch would be scaled down while it is busy."""
+    sink, registry, gate = Sink(), Registry(), Gate()
+    registry.task("k")(lambda: gate.hold())
+    put(store, "a", "b")
+    busy = {"telemetry": sink, "lease": "60ms", "capacity": 2, "prefetch": 8}
+    with working(store, registry, **busy):
+        gate.wait(2)
+        wait_for(
+            lambda: any(s.inflight == 2 for s in sink.of(WorkerSaturation)), "it beats"
+        )
+        gate.open()
+    told = next(s for s in sink.of(WorkerSaturation) if s.inflight == 2)
+    assert (told.capacity, told.utilization) == (2, 1.0)
+
+
 def test_sweeps_tell_of_what_they_found(make_store: Any, clock: Any) -> None:
     store, sink = make_store(crash_limit=1), Sink()
     for number in range(7):
