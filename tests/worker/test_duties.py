@@ -49,6 +49,33 @@ def test_the_first_tick_comes_after_one_interval(store: Any) -> None:
     assert ticking.duties.held == NAMES
 
 
+def test_quick_sweeps_are_done_one_after_the_other(
+    store: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "STAGGER_S", PATIENCE_S)
+    ticking = Ticking(store)
+    under_way: set[str] = set()
+    most = [0]
+
+    def watched(real: Any, *args: Any, **keywords: Any) -> Any:
+        under_way.add(real.__name__)
+        most[0] = max(most[0], len(under_way))
+        threading.Event().wait(0.02)  # so that another one would be met
+        under_way.remove(real.__name__)
+        return real(*args, **keywords)
+
+    sweeps = ("reclaim_expired", "promote_due", "evict_retained")
+    for name in sweeps:
+        ticking.tap.around[name] = watched
+    ticking.tap.around["duty_tick"] = lambda real, *args, **keywords: dict.fromkeys(
+        NAMES, True
+    )
+    ticking.tick()
+    ticking.settle()
+    assert all(ticking.tap.count(name) for name in sweeps)
+    assert most == [1]
+
+
 def test_one_call_asks_for_all_duties_under_a_lease_of_two_intervals(
     store: Any,
 ) -> None:
