@@ -43,7 +43,7 @@ class WaitingRoom:
         self._prefetch = prefetch
         self._now_s = now_s
         self._half_empty = half_empty
-        self._lock = threading.Lock()  # guards the next five fields
+        self._lock = threading.Lock()  # guards the fields below
         self._waiting: deque[LiveAttempt] = deque()
         self._chunks: deque[tuple[float, Chunk]] = deque()  # with when they came
         self._busy = 0
@@ -58,9 +58,9 @@ class WaitingRoom:
         Args:
             slots: that are free, those of the waiting room included.
         """
-        allowed = self._allowed()
-        few = allowed // 2
         with self._lock:
+            allowed = self._allowed()
+            few = allowed // 2
             # A few large questions cost less than many small ones.
             full = len(self._waiting) > few
             self._few = few if full else None
@@ -69,11 +69,11 @@ class WaitingRoom:
     def _allowed(self) -> int:
         if not self._prefetch:
             return 0
-        now_s, begun = self._now_s(), self._begun
+        now_s = self._now_s()
         marked_s, before = self._mark
         if now_s - marked_s >= AHEAD_S / 2:
-            self._pace = (begun - before) / (now_s - marked_s)
-            self._mark = (now_s, begun)
+            self._pace = (self._begun - before) / (now_s - marked_s)
+            self._mark = (now_s, self._begun)
         return min(self._prefetch, int(self._pace * AHEAD_S))
 
     def enter(self, claims: Sequence[LiveAttempt]) -> Sequence[LiveAttempt]:
@@ -149,6 +149,9 @@ class WaitingRoom:
             chunks: list[Chunk] = []
             while self._chunks and self._chunks[0][0] <= until_s:
                 chunks.append(self._chunks.popleft()[1])
+            if over or chunks:
+                # The pace of before was no prophet: without this they came back.
+                self._pace, self._mark = 0.0, (self._now_s(), self._begun)
             return over, chunks, self._next_s()
 
     def _next_s(self) -> float:

@@ -146,6 +146,7 @@ class Runner:
         """
         for attempt in attempts:
             attempt.actual_weight = 0
+            attempt.begun_s = attempt.now_s()  # nothing of its time has passed
             verdict: Verdict | None = UNBEGUN
             if (reason := attempt.token.reason) is not None:
                 error = exception_for(reason, attempt.lease.job_id)

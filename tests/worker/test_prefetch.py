@@ -164,6 +164,22 @@ def test_more_is_asked_for_when_the_room_is_half_empty() -> None:
     assert room.told == 1
 
 
+def test_what_was_handed_back_is_not_asked_for_again_by_the_pace_of_before() -> None:
+    room = Room(1, 20)
+    room.keep_pace(5_000)
+    room.enter(room.claims(1))
+    for claim in room.claims(500):
+        room.leave()
+        room.enter([claim])
+    room.enter(room.claims(20))
+    room.steps.advance(PATIENCE_S)
+    claims, _, _ = room.overdue()
+    assert len(claims) == 20
+    assert room.invite(20) == 0
+    assert room.leave() is None
+    assert room.invite(21) == 1
+
+
 def test_what_waits_for_a_second_or_was_cancelled_goes() -> None:
     room = Room(1, 8)
     early = room.claims(3)
@@ -410,6 +426,7 @@ def test_what_waited_too_long_is_handed_back_as_if_never_claimed(store: Any) -> 
         made.steps.advance(PATIENCE_S)
         made.threads.look()
         wait_for(lambda: state_of(store, "j2") is State.AVAILABLE, "it is back")
+        assert [ack.latency_ms for ack in made.bench.accepted] == [0, 0]
         wait_for(lambda: len(made.bench.inflight) == 1, "their slots are free")
         assert state_of(store, "j1") is State.AVAILABLE
         assert state_of(store, "j0") is State.RUNNING
