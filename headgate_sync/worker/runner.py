@@ -109,6 +109,7 @@ class Runner:
             verdict = self._hand_back(attempt)
         elif (reason := attempt.token.reason) is not None:
             # Before it began; while it waited for a thread, as a rule.
+            attempt.actual_weight = 0
             error = exception_for(reason, envelope.id)
             verdict = self.judge_raised(binding, attempt, error)
         elif envelope.deadline_ms and attempt.store_now_ms() >= envelope.deadline_ms:

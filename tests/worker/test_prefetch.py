@@ -459,6 +459,28 @@ def test_a_lease_that_was_lost_in_the_meantime_is_not_begun(store: Any) -> None:
     assert state_of(store, "j1") is State.RUNNING  # whoever has the lease decides
 
 
+def test_what_is_told_to_stop_before_it_begins_has_cost_nothing(store: Any) -> None:
+    gate, registry = Gate(), Registry()
+    ran: list[str] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        ran.append(ctx.job_id)
+        gate.hold()
+
+    set_rate_limit(store, "mail", 10, 3_600_000, burst=10)
+    put(store, 2, rate_class="mail")
+    with crew(store, registry) as made:
+        _, waits = made.feed()
+        gate.wait()
+        waits.cancel(CancelReason.SHUTDOWN)
+        gate.open()
+        made.drain()
+    assert ran == ["j0"]
+    assert state_of(store, "j1") is State.AVAILABLE
+    assert tokens(store, "mail") == 9
+
+
 def test_a_deadline_that_passes_in_the_meantime_is_kept(store: Any) -> None:
     gate, registry = Gate(), Registry()
     registry.task("k")(lambda: gate.hold())
