@@ -227,7 +227,8 @@ def _check_options(arguments: argparse.Namespace, queues: list[str] | None) -> i
     if arguments.threads is not None:
         check_int("--threads", arguments.threads, 1, MAX_CAPACITY)
     if arguments.prefetch is not None:
-        check_int("--prefetch", arguments.prefetch, 0, MAX_CAPACITY)
+        most = MAX_CAPACITY - (arguments.threads or 1)
+        check_int("--prefetch", arguments.prefetch, 0, most)
     if arguments.worker_id is not None:
         check_worker_id("--worker-id", arguments.worker_id)
     if arguments.lease is not None:

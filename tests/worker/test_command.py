@@ -132,6 +132,7 @@ def test_an_application_is_a_facade_a_factory_or_a_registry(
         (["--queues", ","], "at least one queue"),
         (["--threads", "0"], "--threads is 0"),
         (["--prefetch", "-1"], "--prefetch is -1"),
+        (["--threads", "9999", "--prefetch", "2"], "--prefetch is 2, allowed is 0 to"),
         (["--lease", "30"], "--lease is '30'"),
         (["--lease", "10d"], "--lease is '10d', the limit is 86400000 ms"),
         (["--worker-id", "x" * 201], "--worker-id is 'xxx"),
