@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from headgate_sync.lease import AdmissionBatch, AdmitRequest, Claim
 from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.policy import RateClassConfig
 from headgate_sync.retry import DEFAULT_RETRY_CAP_MS
+from headgate_sync.search import JobFilter
 from headgate_sync.store import Store
 from headgate_sync.workers import WorkerMeta
 
@@ -138,8 +140,18 @@ def state_of(store: Store, id: str) -> State:
 
 
 def counts(store: Store, queue: str | None = None) -> dict[str, int]:
-    """Jobs by state."""
-    return dict(steer(store).counts(queue).counts)
+    """Jobs by state, one by one where the store stopped counting for want of time."""
+    inspect = steer(store)
+    found = inspect.counts(queue)
+    if not found.approximate:
+        return dict(found.counts)
+    chosen, exact, cursor = JobFilter(queue=queue), Counter[str](), None
+    while True:
+        page = inspect.list_jobs(chosen, cursor, 200)
+        exact.update(job.state for job in page.jobs)
+        if page.next_cursor is None:
+            return dict(exact)
+        cursor = page.next_cursor
 
 
 def bring_to(store: Store, clock: Any, id: str, state: State, **fields: Any) -> None:

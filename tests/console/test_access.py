@@ -228,7 +228,8 @@ def test_too_many_requests_are_told_when_to_come_back(open_console):
 
 
 def test_an_outage_is_a_page_that_says_so():
-    store = PgStore.connect("host=127.0.0.1 port=1 dbname=none connect_timeout=1")
+    nowhere = "host=127.0.0.1 port=1 dbname=none connect_timeout=1"
+    store = PgStore.connect(nowhere, pool_timeout_ms=100)
     try:
         app = create_app(store)
         page = look(Client(app), "/queues", status=503)
