@@ -137,6 +137,15 @@ def clock(backend: Backend) -> Clock:
     return backend.clock
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on MemStore and has a twin on PostgreSQL."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is not None and call.params.get("backend") == "memory":
+            item.add_marker(pytest.mark.memstore)
+
+
 # Capabilities
 
 
