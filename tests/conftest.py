@@ -45,6 +45,15 @@ hypothesis.settings.load_profile(PROFILE)
 TABLE = [f"{row.source} {row.event} {row.target}" for row in TRANSITIONS]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist hand out files in their order, not those with the most tests first.
+
+    The state machines, the longest of all and three in number, would come last.
+    """
+    if config.getoption("dist", None) == "loadfile":
+        config.option.loadscopereorder = False
+
+
 # The database
 
 
