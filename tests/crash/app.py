@@ -100,6 +100,16 @@ def waits(ctx: JobContext, seconds: float, obeys: bool = True) -> None:
         threading.Event().wait(seconds)
 
 
+@hg.task("awaits", queue=QUEUE, retention="1h")
+def awaits(ctx: JobContext, point: str) -> None:
+    """Work until the test has reached a point."""
+    note_run(ctx)
+    with psycopg.connect(URL, autocommit=True) as connection:
+        asked = "SELECT 1 FROM public.reached WHERE point = %s"
+        while not connection.execute(asked, (point,)).fetchall():
+            ctx.sleep(0.05)
+
+
 @hg.task("forks", queue=QUEUE, retention="1h")
 def forks(ctx: JobContext) -> None:
     """End a process of its own as `multiprocessing` does."""

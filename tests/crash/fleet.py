@@ -179,6 +179,10 @@ class Fleet:
         found = self.query("SELECT 1 FROM public.reached WHERE point = %s", point)
         return bool(found)
 
+    def reach(self, point: str) -> None:
+        """Let go on who awaits a point."""
+        self.query("INSERT INTO public.reached VALUES (%s, 0)", point)
+
     # Waiting
 
     def wait_for(
