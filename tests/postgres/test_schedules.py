@@ -156,7 +156,12 @@ INSERT INTO {SCHEMA}.headgate_schedule
 SELECT 'n' || n, 'k', '@every:1000', '', 1, 'q', '', '', 1, 0, 25, 0, 0, '{{{{}}}}',
   '{{{{}}}}', '', 'skip', 0, CASE WHEN n < 100 THEN 1 ELSE {START_MS * 10} END, NULL,
   mod(n, 2) = 0
-FROM generate_series(0, 9999) AS n
+FROM generate_series(0, 9999) AS n;
+-- Of a few hundred events, a server that has analysed them rightly reads all.
+INSERT INTO {SCHEMA}.headgate_schedule_event
+  (schedule_id, tick_ms, job_id, outcome, reason, recorded_at_ms)
+SELECT 'n' || mod(n, 100), n, '', 'failed', 'r', 1
+FROM generate_series(1, 9999) AS n
 """.replace("{{", "{").replace("}}", "}")
 CALLS = {
     "due_schedules": ({"max_schedules": 10, "after_ms": None, "after_id": None}, 60),
