@@ -125,7 +125,10 @@ class ControlApi:
             identity=request.identity,
             path=found.values,
             body=_fields_of(request.environ, route, body),
-            query=read_query(_query_of(request.environ), route.query),
+            # What a probe adds of its own must not make a good process look bad.
+            query=read_query(_query_of(request.environ), route.query)
+            if route.guarded
+            else {},
         )
         if route.mutates:
             name = route_key(route.method, segments)

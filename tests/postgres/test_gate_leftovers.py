@@ -17,6 +17,7 @@ from tests.backends import PostgresBackend
 from tests.builders import envelope, steer
 from tests.postgres.visits import admit_rows, undone, visit
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
+from tests.worker.rig import wait_for
 
 POLICY_TABLES = (
     *("queue", "partition", "lane", "lane_group", "rate_class", "budget", "ceiling"),
@@ -189,6 +190,15 @@ def test_what_a_wrong_bound_hides_is_found_by_the_upkeep(store, postgres):
     fill(store, "A", 1)
     admit(store)
     fill(store, "hidden", 1)
+    # An older transaction anywhere on the server, as of a vacuum, would hold the bound
+    # back behind what it is to hide.
+    wait_for(
+        lambda: postgres.connection.execute(
+            "SELECT bool_and(xid < pg_snapshot_xmin(pg_current_snapshot()))"
+            " FROM headgate.headgate_inbox"
+        ).fetchone()[0],
+        "older transactions have ended",
+    )
     postgres.connection.execute(
         "UPDATE headgate.headgate_queue"
         " SET inbox_from = pg_snapshot_xmin(pg_current_snapshot())"

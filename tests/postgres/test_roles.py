@@ -577,7 +577,9 @@ def test_an_api_on_the_role_of_a_reader_shows_every_page(furnished, caplog):
         ids = {"/operations/{id}": "op", "/periodic/{id}/enqueue-events": "nightly"}
         path = route.path.format_map(values | {"id": ids.get(route.path, "job")})
         kept = route.path.endswith(("/result", "/output", "/checkpoint"))
-        status = client.get(f"{base}{path}?queue=seen").status_code
+        takes_queue = any(one.name == "queue" for one in route.query)
+        filters = "?queue=seen" if takes_queue else ""
+        status = client.get(f"{base}{path}{filters}").status_code
         if path.endswith("/progress"):
             assert status == 404
         else:
