@@ -55,6 +55,7 @@ logger = guarded(__name__)
 
 KINDS_S = 5.0
 JOIN_S = 1.0
+CROSSED_S = 0.5  # below the time that the end waits for the admission's thread
 LOOK_AT_WATCHDOG_S = 1.0
 
 
@@ -489,7 +490,7 @@ class Worker:
             # The answer crossed the stop: nothing is started any more.
             for attempt in attempts:
                 attempt.actual_weight = 0
-            for attempt, ack in release(self._store, attempts, 0.0):
+            for attempt, ack in release(self._store, attempts, CROSSED_S):
                 if self._report is not None and ack is not None:
                     self._report.released(attempt, ack)
         elif self._watch.must_wake(attempts, look_s):

@@ -323,6 +323,7 @@ def test_a_claim_that_crosses_the_stop_is_handed_back_unrun(store: Any) -> None:
         gate.wait()
         thread = stopping(worker)
         wait_for(lambda: worker.health().status == "terminating", "it drains")
+        tap.fail("ack_batch", StoreUnavailable("a connection was cut"))
         gate.open()
         thread.join(PATIENCE_S)
     assert worker.exit_status == ExitStatus(0, 0, 0)
