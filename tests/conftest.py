@@ -148,11 +148,13 @@ def clock(backend: Backend) -> Clock:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs on MemStore and has a twin on PostgreSQL."""
+    """Mark what runs on one store and has a twin on the other."""
+    marks = {"memory": pytest.mark.memstore, "postgres": pytest.mark.pgstore}
     for item in items:
         call = getattr(item, "callspec", None)
-        if call is not None and call.params.get("backend") == "memory":
-            item.add_marker(pytest.mark.memstore)
+        backend = None if call is None else call.params.get("backend")
+        if backend in marks:
+            item.add_marker(marks[backend])
 
 
 # Capabilities
