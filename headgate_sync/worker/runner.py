@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from headgate_sync.attempt import LiveAttempt, Settlement
 from headgate_sync.binding import Binding
-from headgate_sync.cancel import exception_for
+from headgate_sync.cancel import CancelReason, exception_for
 from headgate_sync.context import JobContext, make_current
 from headgate_sync.errors import AttemptCancelled, LeaseLost, StoreError, Unsupported
 from headgate_sync.injection import Given, WorkerInfo
@@ -107,8 +107,9 @@ class Runner:
         verdict: Verdict | None
         if binding is None:
             verdict = self._hand_back(attempt)
-        elif (reason := attempt.token.reason) is not None:
-            # Before it began; while it waited for a thread, as a rule.
+        elif (reason := attempt.token.reason) not in (None, CancelReason.TIMEOUT):
+            # Before it began; while it waited for a thread, as a rule. A time-out that
+            # short is the handler's to meet.
             attempt.actual_weight = 0
             error = exception_for(reason, envelope.id)
             verdict = self.judge_raised(binding, attempt, error)

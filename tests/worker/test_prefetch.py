@@ -481,6 +481,26 @@ def test_what_is_told_to_stop_before_it_begins_has_cost_nothing(store: Any) -> N
     assert tokens(store, "mail") == 9
 
 
+def test_a_time_out_that_is_over_before_the_handler_begins_is_the_handlers(
+    store: Any,
+) -> None:
+    """It may still do what it must, and is told at its first look."""
+    told: list[str | None] = []
+    registry = Registry()
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        told.append(ctx.cancel_reason)
+
+    put(store, 1, timeout_ms=1)
+    bench = Bench(store, registry)
+    (attempt,) = bench.admit()
+    attempt.cancel(CancelReason.TIMEOUT)
+    bench.run(attempt)
+    assert told == ["timeout"]
+    assert state_of(store, "j0") is State.COMPLETED
+
+
 def test_a_deadline_that_passes_in_the_meantime_is_kept(store: Any) -> None:
     gate, registry = Gate(), Registry()
     registry.task("k")(lambda: gate.hold())
