@@ -145,7 +145,7 @@ def test_a_second_handler_tells_where_both_stand():
 
 def test_a_function_without_a_file_is_told_by_its_name():
     scope: dict[str, Any] = {"__name__": "typed"}
-    exec("def made() -> None: ...", scope)
+    exec(compile("def made() -> None: ...", "<no file>", "exec"), scope)
     registry = Registry()
     registry.task("a")(scope["made"])
     with pytest.raises(InvalidRequest, match=r"more than once: typed\.made and "):

@@ -322,28 +322,33 @@ def register_batch(registry: Registry, run: Callable[[], None], **terms: Any) ->
 
 def test_a_batch_whose_time_is_up_waits_for_a_thread(store: Any) -> None:
     """Its jobs have slots, but with prefetch not every slot has a thread."""
-    gate, registry = Gate(), Registry()
+    gate, busy, registry = Gate(), Gate(), Registry()
     ran: list[str] = []
     register_batch(registry, lambda: ran.append("b"), max_size=2, max_delay="1s")
+    registry.task("busy")(lambda: busy.hold())
 
     @registry.task("k")
     def handler(ctx: JobContext) -> None:
         gate.hold()
-        ran.append("k")
+        ran.append(ctx.job_id)
 
     enqueue(store, "b0", kind="b", payload=b"{}")
     with crew(store, registry, capacity=2) as made:
         made.feed()
         wait_for(lambda: made.bench.room._busy == 0, "it waits for another one")
-        put(store, 3)
+        enqueue(store, "busy", kind="busy", payload=b"{}")
         made.feed()
-        gate.wait(2)
+        busy.wait()  # so that one thread is left, and the order is that of the room
+        put(store, 2)
+        made.feed()
+        gate.wait()
         assert len(made.flush(1.0)) == 1
         assert made.threads._queue.empty()
         gate.open()
+        wait_for(lambda: len(ran) == 3, "all that have the other thread have run")
+        busy.open()
         made.drain()
-    assert sorted(ran) == ["b", "k", "k", "k"]
-    assert ran[-1] == "k"  # the batch was there before the third
+    assert ran == ["j0", "b", "j1"]  # the batch before the claim that came earlier
     assert state_of(store, "b0") is State.COMPLETED
 
 
