@@ -131,6 +131,22 @@ def sqlalchemy_url(conninfo: str) -> str:
     return f"postgresql+psycopg:///{database}?{urlencode(info)}"
 
 
+def django_database(conninfo: str) -> dict[str, str]:
+    """The same database as an entry of Django's `DATABASES`."""
+    info = conninfo_to_dict(conninfo)
+    names = {
+        "NAME": "dbname",
+        "USER": "user",
+        "PASSWORD": "password",
+        "HOST": "host",
+        "PORT": "port",
+    }
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        **{key: str(info[name]) for key, name in names.items() if name in info},
+    }
+
+
 class OwnServer:
     """A server that one test may stop, kill and start; durable as by default.
 

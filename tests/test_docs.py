@@ -64,19 +64,13 @@ assert hg.inspect.counts("mail").counts == {"available": 1}
 import os
 import django
 from django.conf import settings
-from psycopg.conninfo import conninfo_to_dict
-from tests.servers import sqlalchemy_url
+from tests.servers import django_database, sqlalchemy_url
 
 url = os.environ["HEADGATE_DATABASE_URL"]
 os.environ["FLASK_SQLALCHEMY_DATABASE_URI"] = sqlalchemy_url(url)
-info = conninfo_to_dict(url)
 settings.configure(
     INSTALLED_APPS=["django.contrib.sessions"],
-    DATABASES={"default": {
-        "ENGINE": "django.db.backends.postgresql", "NAME": info["dbname"],
-        "USER": info.get("user", ""), "HOST": info.get("host", ""),
-        "PORT": info.get("port", ""), "PASSWORD": info.get("password", ""),
-    }},
+    DATABASES={"default": django_database(url)},
     USE_TZ=True,
 )
 django.setup()

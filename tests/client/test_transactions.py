@@ -474,14 +474,9 @@ DJANGO = """
 import sys
 import django
 from django.conf import settings
-from psycopg.conninfo import conninfo_to_dict
+from tests.servers import django_database
 
-info = conninfo_to_dict(sys.argv[1])
-database = {
-    "ENGINE": "django.db.backends.postgresql",
-    "NAME": info["dbname"], "USER": info.get("user", ""), "HOST": info.get("host", ""),
-    "PORT": info.get("port", ""), "PASSWORD": info.get("password", ""),
-}
+database = django_database(sys.argv[1])
 settings.configure(
     DATABASES={"default": database, "other": dict(database),
                "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},

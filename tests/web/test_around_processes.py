@@ -14,19 +14,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from headgate_sync.lifecycle import State
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
 from tests.builders import envelope, job, state_of
-from tests.servers import new_database, sqlalchemy_url
+from tests.servers import django_database, new_database, sqlalchemy_url
 from tests.test_docs import ROOT, blocks
 from tests.worker.rig import wait_for
 
 SETTINGS = """
 DATABASES = {"default": {
-    "ENGINE": "django.db.backends.postgresql",
     "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True,
     "OPTIONS": {"application_name": "django"}, **%r,
 }}
@@ -113,10 +111,7 @@ def test_a_worker_of_flask_gives_each_job_a_session_of_its_own(
 def test_a_worker_of_django_replaces_a_connection_that_the_server_has_ended(
     folder: Path, url: str, store: Any
 ) -> None:
-    info = conninfo_to_dict(url)
-    names = {"dbname": "NAME", "user": "USER", "host": "HOST", "port": "PORT"}
-    database = {key: info[name] for name, key in names.items() if name in info}
-    (folder / "mysite" / "settings.py").write_text(SETTINGS % database)
+    (folder / "mysite" / "settings.py").write_text(SETTINGS % django_database(url))
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE django_session (session_key varchar(40) PRIMARY KEY, "

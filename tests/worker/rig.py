@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
+
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.client import Client
+from headgate_sync.context import JobContext
 from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import Claim
 from headgate_sync.registry import Registry
@@ -112,6 +115,51 @@ class Gate:
     def open(self) -> None:
         """Let all go, now and later."""
         self._open.set()
+
+
+class Together:
+    """Jobs of kind `k` that take a moment, and how many of them ran at the same time.
+
+    Attributes:
+        most: so many did.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.most = running = 0
+        lock = threading.Lock()
+
+        @registry.task("k")
+        def handler(ctx: JobContext) -> None:
+            nonlocal running
+            with lock:
+                running += 1
+                self.most = max(self.most, running)
+            ctx.wait(0.001)
+            with lock:
+                running -= 1
+
+
+def take_ahead(monkeypatch: Any) -> None:
+    """Let workers claim all that `prefetch` allows, whatever their pace."""
+    monkeypatch.setattr(WaitingRoom, "_allowed", lambda room: room._prefetch)
+
+
+def add_batch_handler(
+    registry: Registry,
+    handler: Callable[[list[Any]], Any],
+    *,
+    kind: str = "k",
+    max_size: int = 2,
+    max_delay: str = "1s",
+) -> None:
+    """Register a handler of many jobs, which have no parameters."""
+
+    @registry.task(kind)
+    @attrs.frozen
+    class Work:
+        pass
+
+    registry.batch_handler(Work, max_size=max_size, max_delay=max_delay)(handler)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -29,7 +29,10 @@ from headgate_sync.registry import Registry
 from headgate_sync.signals import Skip, Snooze
 from headgate_sync.worker import WorkerConfig
 from tests.builders import envelope, job, state_of, steer
-from tests.worker.rig import Bench
+from tests.worker.rig import (
+    Bench,
+    add_batch_handler,
+)
 
 TOLD: list[str] = []
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
@@ -80,8 +83,10 @@ inner = functools.partial(telling, "inner")
 
 @contextmanager
 def failing_at_its_end() -> Iterator[None]:
-    yield
-    raise OSError("cannot leave")
+    try:
+        yield
+    finally:
+        raise OSError("cannot leave")
 
 
 @contextmanager
@@ -273,15 +278,8 @@ def test_what_one_raises_on_leaving_fails_the_attempt_unless_it_failed_before(
         if ctx.job_id == "b":
             raise LookupError("the handler's")
 
-    @contextmanager
-    def raising_another() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise OSError("cannot leave")
-
     put(store, "a")
-    bench = running(store, handler, telling, raising_another)
+    bench = running(store, handler, telling, failing_at_its_end)
     bench.run_next()
     assert first_line(store) == "OSError: cannot leave"
     assert "failed after its handler" not in caplog.text
@@ -390,13 +388,7 @@ def test_an_exception_from_outside_strikes_the_handler_and_none_of_them(
 
 def batching(store: Any, handler: Callable[[list[Any]], Any], *around: Any) -> Bench:
     registry = Registry()
-
-    @registry.task("k")
-    @attrs.frozen
-    class Work:
-        pass
-
-    registry.batch_handler(Work, max_size=2, max_delay="1s")(handler)
+    add_batch_handler(registry, handler)
     bench = Bench(store, registry, around=around)
     put(store, "a", "b")
     for attempt in bench.admit():
@@ -442,17 +434,10 @@ def test_one_that_fails_on_leaving_fails_every_job_of_the_call(store: Any) -> No
 def test_one_that_fails_after_a_failed_batch_is_logged_with_its_jobs(
     store: Any, caplog: Any
 ) -> None:
-    @contextmanager
-    def raising_another() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise OSError("cannot leave")
-
     def handler(jobs: list[BatchJob[Any]]) -> list[None]:
         raise LookupError("all")
 
-    batching(store, handler, raising_another)
+    batching(store, handler, failing_at_its_end)
     assert [first_line(store, id) for id in "ab"] == ["LookupError: all"] * 2
     assert "job a (queue q), b (queue q): a dependency or context" in caplog.text
 

@@ -16,7 +16,10 @@ from headgate_sync.injection import Depends
 from headgate_sync.registry import Registry
 from tests.backends import MemoryBackend
 from tests.builders import envelope
-from tests.worker.rig import Bench
+from tests.worker.rig import (
+    Bench,
+    add_batch_handler,
+)
 
 
 class Big:
@@ -185,11 +188,5 @@ def test_what_fails_around_a_handler_leaves_nothing_for_the_collector(
 @pytest.mark.parametrize("handler", [batch, batch_entry])
 def test_a_failed_batch_leaves_nothing_for_the_collector(handler: Any) -> None:
     registry = Registry()
-
-    @registry.task("k")
-    @attrs.frozen
-    class Work:
-        pass
-
-    registry.batch_handler(Work, max_size=1, max_delay="1s")(handler)
+    add_batch_handler(registry, handler, max_size=1)
     fail(registry)

@@ -221,22 +221,7 @@ def test_a_generator_is_ended_after_the_handler_and_before_the_ack(
     assert state_of(store, "a") is state
 
 
-def test_a_generator_that_swallows_the_error_does_not_make_a_success(
-    store: Any,
-) -> None:
-    def lenient() -> Iterator[int]:
-        with contextlib.suppress(ValueError):
-            yield 1
-
-    def handler(one: Annotated[int, Depends(lenient)]) -> None:
-        raise ValueError("counts")
-
-    put(store, "a")
-    running(store, handler).run_next()
-    assert first_line(store) == "ValueError: counts"
-
-
-def test_what_is_outside_of_a_swallowed_error_still_sees_it(store: Any) -> None:
+def test_a_swallowed_error_fails_the_attempt_and_is_seen_outside(store: Any) -> None:
     ENDS.clear()
 
     def lenient(db: Annotated[str, Depends(session)]) -> Iterator[int]:
@@ -248,6 +233,7 @@ def test_what_is_outside_of_a_swallowed_error_still_sees_it(store: Any) -> None:
 
     put(store, "a")
     running(store, handler).run_next()
+    assert first_line(store) == "ValueError: counts"
     assert ENDS == ["rolled back", "closed"]
 
 

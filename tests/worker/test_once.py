@@ -471,18 +471,12 @@ def test_what_is_no_orm_handle_is_refused(postgres: Any, effects: Any, tx: Any) 
 
 DJANGO = """
 import sys
-from psycopg.conninfo import conninfo_to_dict
 import django
 from django.conf import settings
+from tests.servers import django_database
 
-info = conninfo_to_dict(sys.argv[1])
 settings.configure(
-    DATABASES={"default": {
-        "ENGINE": "django.db.backends.postgresql", "NAME": info["dbname"],
-        "USER": info.get("user", ""), "HOST": info.get("host", ""),
-        "PORT": info.get("port", ""), "PASSWORD": info.get("password", ""),
-    }},
-    USE_TZ=True,
+    DATABASES={"default": django_database(sys.argv[1])}, USE_TZ=True
 )
 django.setup()
 from django.db import connection, transaction

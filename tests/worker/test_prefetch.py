@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,192 +14,29 @@ from headgate_sync.binding import BatchJob
 from headgate_sync.cancel import CancelReason
 from headgate_sync.context import JobContext
 from headgate_sync.errors import InvalidRequest
-from headgate_sync.lease import MAX_CAPACITY, Claim
+from headgate_sync.lease import MAX_CAPACITY
 from headgate_sync.lifecycle import State
-from headgate_sync.memory.store import MemStore
 from headgate_sync.registry import Registry
 from headgate_sync.telemetry import JobSpan
 from headgate_sync.worker import WorkerConfig
-from headgate_sync.worker.batching import Chunk, Member
+from headgate_sync.worker.batching import Chunk
 from headgate_sync.worker.handlers import HandlerThreads
-from headgate_sync.worker.prefetch import AHEAD_S, PATIENCE_S, WaitingRoom
+from headgate_sync.worker.prefetch import PATIENCE_S, WaitingRoom
 from headgate_sync.worker.reporting import Emitter, Report
 from tests.builders import START_MS, enqueue, envelope, job, set_rate_limit, state_of
 from tests.scenarios.gate import tokens
 from tests.worker.rig import PATIENCE_S as LONG_S
-from tests.worker.rig import Bench, Gate, Steps, Tap, wait_for, working
-
-
-class Room(WaitingRoom):
-    """A waiting room on stepped time, with claims of its own."""
-
-    def __init__(self, threads: int, prefetch: int) -> None:
-        self.steps = Steps()
-        self.told = 0
-        super().__init__(
-            threads, prefetch, now_s=self.steps, half_empty=self._count_told
-        )
-        self.store = MemStore()
-
-    def _count_told(self) -> None:
-        self.told += 1
-
-    def claims(self, count: int) -> list[LiveAttempt]:
-        return [
-            LiveAttempt(
-                Claim(
-                    envelope=envelope(f"j{number}"),
-                    fence=1,
-                    lease_id="l",
-                    claimed_at_ms=START_MS,
-                    expires_at_ms=START_MS + 30_000,
-                ),
-                self.store,
-                lease_due_s=self.steps() + 30,
-                returned_s=self.steps(),
-                now_s=self.steps,
-            )
-            for number in range(count)
-        ]
-
-    def keep_pace(self, per_s: float) -> None:
-        """Let one thread begin so many claims per second for a while."""
-        self.invite(0)
-        self.steps.advance(0.125)
-        for claim in self.claims(round(per_s * 0.125)):
-            self.enter([claim])
-            self.leave()
-        self.invite(0)
-
-
-def chunk_of(members: list[Member]) -> Chunk:
-    binding: Any = None  # the room does not look at it
-    return Chunk(binding, members)
-
-
-def test_no_more_claims_begin_than_there_are_threads() -> None:
-    """Whatever comes and goes: in order, none lost, none twice."""
-    for seed in range(50):
-        draw = random.Random(seed)
-        threads = draw.randint(1, 4)
-        room = Room(threads, 8)
-        came: list[LiveAttempt] = []
-        began: list[LiveAttempt] = []
-        chunks: list[Chunk] = []
-        ran: list[Chunk] = []
-        busy: list[str] = []
-        while busy or len(came) < 100:
-            step = draw.random()
-            if step < 0.3 and len(came) < 100:
-                fresh = room.claims(draw.randint(0, 5))
-                came += fresh
-                at_once = room.enter(fresh)
-                began += at_once
-                busy += ["claim"] * len(at_once)
-            elif step < 0.4 and busy.count("call") < 2 and len(came) < 100:
-                room.occupy()
-                busy.append("call")
-            elif step < 0.5 and len(came) < 100:
-                chunks.append(chunk_of([]))
-                if room.enter_chunk(chunks[-1]):
-                    ran.append(chunks[-1])
-                    busy.append("chunk")
-            elif busy:
-                busy.pop(draw.randrange(len(busy)))
-                following = room.leave()
-                if isinstance(following, Chunk):
-                    ran.append(following)
-                    busy.append("chunk")
-                elif following is not None:
-                    began.append(following)
-                    busy.append("claim")
-            assert busy.count("claim") + busy.count("chunk") <= threads
-            assert room.crowded == (len(busy) > threads)
-        assert began == came
-        assert ran == chunks
-
-
-def test_as_much_is_taken_ahead_as_the_threads_begin_in_a_moment() -> None:
-    room = Room(4, 20)
-    slots = 24  # nothing is held
-    assert room.invite(slots) == 4  # nothing is known of the pace
-    room.keep_pace(48)
-    assert room.invite(slots) == 4 + 4  # of the 4.8 that begin in a tenth of a second
-    room.keep_pace(5_000)
-    assert room.invite(slots) == 24
-    room.steps.advance(10 * AHEAD_S)  # nothing has begun for a while
-    assert room.invite(slots) == 4
-
-
-def test_what_waited_before_it_began_is_part_of_the_pace() -> None:
-    room = Room(1, 20)
-    room.enter(room.claims(13))
-    room.steps.advance(0.125)
-    for _ in range(12):
-        room.leave()
-    assert room.invite(21) == 1 + 10  # 13 in an eighth of a second
-
-
-def test_without_prefetch_the_pace_does_not_matter() -> None:
-    room = Room(4, 0)
-    room.keep_pace(5_000)
-    assert room.invite(4) == 4
-
-
-def test_more_is_asked_for_when_the_room_is_half_empty() -> None:
-    room = Room(2, 8)
-    room.keep_pace(1_000)
-    room.enter(room.claims(10))
-    assert room.invite(0) == 0
-    for waiting in (7, 6, 5):
-        assert room.leave() is not None
-        assert room.invite(8 - waiting) == 0
-    assert room.told == 0
-    assert room.leave() is not None
-    assert room.told == 1  # whoever was sent away comes again
-    assert room.invite(4) == 4
-    assert room.leave() is not None
-    assert room.told == 1
-
-
-def test_what_was_handed_back_is_not_asked_for_again_by_the_pace_of_before() -> None:
-    room = Room(1, 20)
-    room.keep_pace(5_000)
-    room.enter(room.claims(1))
-    for claim in room.claims(500):
-        room.leave()
-        room.enter([claim])
-    room.enter(room.claims(20))
-    room.steps.advance(PATIENCE_S)
-    claims, _, _ = room.overdue()
-    assert len(claims) == 20
-    assert room.invite(20) == 0
-    assert room.leave() is None
-    assert room.invite(21) == 1
-
-
-def test_what_waits_for_a_second_or_was_cancelled_goes() -> None:
-    room = Room(1, 8)
-    early = room.claims(3)
-    room.enter(early)
-    room.steps.advance(PATIENCE_S / 2)
-    late = room.claims(2)
-    room.enter(late)
-    assert room.due_s() == early[0].returned_s + PATIENCE_S
-    assert room.overdue() == ([], [], early[0].returned_s + PATIENCE_S)
-    late[1].token.set(CancelReason.LEASE_LOST)
-    room.steps.advance(PATIENCE_S / 2)
-    claims, chunks, due_s = room.overdue()
-    assert (claims, chunks) == ([*early[1:], late[1]], [])
-    assert due_s == pytest.approx(late[0].returned_s + PATIENCE_S)
-    assert room.leave() is late[0]
-    assert room.due_s() == float("inf")
-    chunk = chunk_of([])
-    assert not room.enter_chunk(chunk)
-    assert room.due_s() == room.steps() + PATIENCE_S
-    room.steps.advance(PATIENCE_S)
-    assert room.overdue() == ([], [chunk], float("inf"))
-    assert room.leave() is None
+from tests.worker.rig import (
+    Bench,
+    Gate,
+    Steps,
+    Tap,
+    Together,
+    add_batch_handler,
+    take_ahead,
+    wait_for,
+    working,
+)
 
 
 class Crew:
@@ -249,24 +84,26 @@ def put(store: Any, count: int, **fields: Any) -> list[str]:
     return ids
 
 
-def test_no_more_handlers_run_together_than_there_are_threads(store: Any) -> None:
-    running, most = [0], [0]
-    lock, registry = threading.Lock(), Registry()
+def holding(registry: Registry, gate: Gate) -> list[str]:
+    """Jobs of kind `k` that stay at the gate; returns the ids of those that began."""
+    began: list[str] = []
 
     @registry.task("k")
     def handler(ctx: JobContext) -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        ctx.wait(0.001)
-        with lock:
-            running[0] -= 1
+        began.append(ctx.job_id)
+        gate.hold()
 
+    return began
+
+
+def test_no_more_handlers_run_together_than_there_are_threads(store: Any) -> None:
+    registry = Registry()
+    together = Together(registry)
     ids = put(store, 20)
     with crew(store, registry, capacity=3, prefetch=17) as made:
         assert len(made.feed()) == 20
         made.drain()
-    assert most[0] == 3
+    assert together.most == 3
     assert {state_of(store, id) for id in ids} == {State.COMPLETED}
     assert len(made.late) >= 14
 
@@ -274,16 +111,7 @@ def test_no_more_handlers_run_together_than_there_are_threads(store: Any) -> Non
 def test_a_batch_or_a_callback_has_its_thread_for_itself(store: Any) -> None:
     gate, calls, registry = Gate(), Gate(), Registry()
     ran: list[str] = []
-
-    @registry.task("b")
-    @attrs.frozen
-    class Booking:
-        pass
-
-    @registry.batch_handler(Booking, max_size=2, max_delay="1s")
-    def together(jobs: list[BatchJob[Booking]]) -> list[None]:
-        gate.hold()
-        return [None for _ in jobs]
+    add_batch_handler(registry, lambda jobs: [gate.hold() for _ in jobs], kind="b")
 
     @registry.task("k")
     def handler(ctx: JobContext) -> None:
@@ -306,25 +134,11 @@ def test_a_batch_or_a_callback_has_its_thread_for_itself(store: Any) -> None:
         made.drain()
 
 
-def register_batch(registry: Registry, run: Callable[[], None], **terms: Any) -> None:
-    """Bookings of kind `b` that are run together."""
-
-    @registry.task("b")
-    @attrs.frozen
-    class Booking:
-        pass
-
-    @registry.batch_handler(Booking, **terms)
-    def together(jobs: list[BatchJob[Booking]]) -> list[None]:
-        run()
-        return [None for _ in jobs]
-
-
 def test_a_batch_whose_time_is_up_waits_for_a_thread(store: Any) -> None:
     """Its jobs have slots, but with prefetch not every slot has a thread."""
     gate, busy, registry = Gate(), Gate(), Registry()
     ran: list[str] = []
-    register_batch(registry, lambda: ran.append("b"), max_size=2, max_delay="1s")
+    add_batch_handler(registry, lambda jobs: [ran.append("b") for _ in jobs], kind="b")
     registry.task("busy")(lambda: busy.hold())
 
     @registry.task("k")
@@ -355,7 +169,7 @@ def test_a_batch_whose_time_is_up_waits_for_a_thread(store: Any) -> None:
 def test_a_batch_that_finds_no_thread_is_handed_back(store: Any) -> None:
     gate, registry = Gate(), Registry()
     ran: list[str] = []
-    register_batch(registry, lambda: ran.append("b"), max_size=2, max_delay="1s")
+    add_batch_handler(registry, lambda jobs: [ran.append("b") for _ in jobs], kind="b")
     registry.task("k")(lambda: gate.hold())
     set_rate_limit(store, "mail", 10, 3_600_000, burst=10)
     enqueue(store, "b0", kind="b", payload=b"{}", rate_class="mail")
@@ -446,13 +260,7 @@ def test_what_waited_too_long_is_handed_back_as_if_never_claimed(store: Any) -> 
 
 def test_a_lease_that_was_lost_in_the_meantime_is_not_begun(store: Any) -> None:
     gate, registry = Gate(), Registry()
-    ran: list[str] = []
-
-    @registry.task("k")
-    def handler(ctx: JobContext) -> None:
-        ran.append(ctx.job_id)
-        gate.hold()
-
+    ran = holding(registry, gate)
     put(store, 2)
     with crew(store, registry) as made:
         _, waits = made.feed()
@@ -466,13 +274,7 @@ def test_a_lease_that_was_lost_in_the_meantime_is_not_begun(store: Any) -> None:
 
 def test_what_is_told_to_stop_before_it_begins_has_cost_nothing(store: Any) -> None:
     gate, registry = Gate(), Registry()
-    ran: list[str] = []
-
-    @registry.task("k")
-    def handler(ctx: JobContext) -> None:
-        ran.append(ctx.job_id)
-        gate.hold()
-
+    ran = holding(registry, gate)
     set_rate_limit(store, "mail", 10, 3_600_000, burst=10)
     put(store, 2, rate_class="mail")
     with crew(store, registry) as made:
@@ -570,11 +372,6 @@ def test_time_counts_from_the_beginning_and_not_from_the_claim(store: Any) -> No
 # A whole worker
 
 
-def hurry(monkeypatch: Any) -> None:
-    """Let workers take ahead what they may, whatever the pace."""
-    monkeypatch.setattr(WaitingRoom, "_allowed", lambda room: room._prefetch)
-
-
 def test_a_worker_takes_ahead_and_loses_nothing(store: Any) -> None:
     registry, tap = Registry(), Tap(store)
     ran: list[str] = []
@@ -582,10 +379,11 @@ def test_a_worker_takes_ahead_and_loses_nothing(store: Any) -> None:
     @registry.task("k")
     def handler(ctx: JobContext) -> None:
         ran.append(ctx.job_id)
+        ctx.wait(0.001)  # so that there is time to take the pace, on any machine
 
-    ids = put(store, 600)
+    ids = put(store, 300)
     with working(tap, registry, capacity=2, prefetch=14) as worker:
-        wait_for(lambda: len(ran) == 600, "all ran")
+        wait_for(lambda: len(ran) == 300, "all ran")
         assert worker.health().capacity == 16
     assert sorted(ran) == sorted(ids)
     assert {state_of(store, id) for id in ids} == {State.COMPLETED}
@@ -598,7 +396,7 @@ def test_a_worker_that_waits_with_a_full_room_hears_of_every_free_thread(
     store: Any, monkeypatch: Any
 ) -> None:
     """Else it would sleep although it had asked for more, and threads were free."""
-    hurry(monkeypatch)
+    take_ahead(monkeypatch)
     registry, tap = Registry(), Tap(store)
 
     @registry.task("k")
@@ -617,7 +415,7 @@ def test_a_worker_hears_that_the_room_is_empty_where_no_ack_departs(
     store: Any, monkeypatch: Any
 ) -> None:
     """Jobs that wait for others of their kind leave their threads without one."""
-    hurry(monkeypatch)
+    take_ahead(monkeypatch)
     invite, refusals = WaitingRoom.invite, [0]
 
     def counted(room: WaitingRoom, slots: int) -> int:
@@ -669,7 +467,7 @@ def test_a_worker_hears_that_the_room_is_empty_where_no_ack_departs(
 def test_a_time_out_of_what_waited_wakes_the_watchdog(
     store: Any, monkeypatch: Any
 ) -> None:
-    hurry(monkeypatch)
+    take_ahead(monkeypatch)
     monkeypatch.setattr("headgate_sync.worker.watchdog.LOOK_AT_LOOPS_S", 1_000.0)
     monkeypatch.setattr("headgate_sync.worker.prefetch.PATIENCE_S", 1_000.0)
     registry, gate = Registry(), Gate()
@@ -697,7 +495,7 @@ def test_a_time_out_of_what_waited_wakes_the_watchdog(
 
 
 def test_a_stop_hands_back_at_once_what_waits(store: Any, monkeypatch: Any) -> None:
-    hurry(monkeypatch)
+    take_ahead(monkeypatch)
     monkeypatch.setattr("headgate_sync.worker.prefetch.PATIENCE_S", 1_000.0)
     registry, gate = Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
@@ -720,7 +518,7 @@ def test_a_stop_hands_back_at_once_what_waits(store: Any, monkeypatch: Any) -> N
 def test_slow_handlers_send_back_what_was_taken_ahead(
     store: Any, monkeypatch: Any
 ) -> None:
-    hurry(monkeypatch)
+    take_ahead(monkeypatch)
     monkeypatch.setattr("headgate_sync.worker.prefetch.PATIENCE_S", 0.05)
     monkeypatch.setattr("headgate_sync.worker.watchdog.LOOK_AT_LOOPS_S", 1_000.0)
     registry, gate = Registry(), Gate()

@@ -15,7 +15,14 @@ from headgate_sync.registry import Registry
 from headgate_sync.worker import Worker, WorkerConfig, loops, watchdog
 from headgate_sync.worker.startup import warn_of_mistyped_queues
 from tests.builders import QUEUE, envelope, job, state_of
-from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
+from tests.worker.rig import (
+    PATIENCE_S,
+    Gate,
+    Tap,
+    Together,
+    wait_for,
+    working,
+)
 
 
 def put(store: Any, *ids: str, **fields: Any) -> None:
@@ -123,25 +130,14 @@ def test_capacity_is_never_exceeded_and_a_slot_is_used_again_at_once(
     store: Any,
 ) -> None:
     registry, tap = Registry(), Tap(store)
-    running, most = [0], [0]
-    lock = threading.Lock()
-
-    @registry.task("k")
-    def handler(ctx: JobContext) -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        ctx.wait(0.001)
-        with lock:
-            running[0] -= 1
-
+    together = Together(registry)
     ids = [f"j{number}" for number in range(40)]
     put(store, *ids)
     with working(tap, registry, capacity=3):
         wait_for(
             lambda: all(state_of(store, id) is State.COMPLETED for id in ids), "all ran"
         )
-    assert most[0] == 3
+    assert together.most == 3
     assert max(request.capacity for request in tap.given("admit")) == 3
 
 
