@@ -149,6 +149,11 @@ class LiveAttempt:
         self.begun_s = self.now_s()
         self._set_limit()
 
+    def never_begin(self) -> None:
+        """No handler will run it: no rate is used, and nothing of its time passed."""
+        self.actual_weight = 0
+        self.begun_s = self.now_s()
+
     def store_now_ms(self) -> int:
         """Store time, from the claim's instant and the time since it arrived."""
         return self._store_ms(self.now_s())

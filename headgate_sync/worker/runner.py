@@ -110,7 +110,7 @@ class Runner:
         elif (reason := attempt.token.reason) not in (None, CancelReason.TIMEOUT):
             # Before it began; while it waited for a thread, as a rule. A time-out that
             # short is the handler's to meet.
-            attempt.actual_weight = 0
+            attempt.never_begin()
             error = exception_for(reason, envelope.id)
             verdict = self.judge_raised(binding, attempt, error)
         elif envelope.deadline_ms and attempt.store_now_ms() >= envelope.deadline_ms:
@@ -147,8 +147,7 @@ class Runner:
         No attempt is counted, and what they took from rate budgets is given back.
         """
         for attempt in attempts:
-            attempt.actual_weight = 0
-            attempt.begun_s = attempt.now_s()  # nothing of its time has passed
+            attempt.never_begin()
             verdict: Verdict | None = UNBEGUN
             if (reason := attempt.token.reason) is not None:
                 error = exception_for(reason, attempt.lease.job_id)

@@ -489,7 +489,7 @@ class Worker:
         if crossed:
             # The answer crossed the stop: nothing is started any more.
             for attempt in attempts:
-                attempt.actual_weight = 0
+                attempt.never_begin()
             for attempt, ack in release(self._store, attempts, CROSSED_S):
                 if self._report is not None and ack is not None:
                     self._report.released(attempt, ack)
