@@ -150,7 +150,7 @@ class Presence:
             queues=self._config.queues,
             concurrency=self._config.capacity,
             started_at_ms=self._started_at_ms,
-            inflight=self._inflight.taken,
+            inflight=self._busy(),
             polls=polls,
             empty_polls=empty_polls,
             status=standing.status,
@@ -159,15 +159,19 @@ class Presence:
             applied=self._applied,
         )
 
+    def _busy(self) -> int:
+        """Handlers at work: what waits for one must not hide another worker's idle."""
+        return min(self._inflight.taken, self._config.capacity)
+
     def _saturation(self, emit: Emitter) -> None:
         polls, empty_polls = self._polled()
-        inflight, capacity = self._inflight.taken, self._config.capacity
+        inflight, capacity = self._busy(), self._config.capacity
         error = emit(
             WorkerSaturation(
                 worker=self._worker_id,
                 inflight=inflight,
                 capacity=capacity,
-                utilization=min(1.0, inflight / capacity),  # more may wait for a thread
+                utilization=inflight / capacity,
                 empty_poll_ratio=empty_polls / polls if polls else 0.0,
                 polls=polls,
                 empty_polls=empty_polls,

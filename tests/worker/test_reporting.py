@@ -27,7 +27,7 @@ from headgate_sync.telemetry import (
 )
 from headgate_sync.worker.reporting import Emitter
 from tests.builders import DAY_MS, WORKER, envelope, job, run_one, steer
-from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for, working
+from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, take_ahead, wait_for, working
 
 
 class Sink:
@@ -262,22 +262,26 @@ def test_a_beat_tells_how_busy_the_worker_is(store: Any) -> None:
     assert told.empty_poll_ratio == told.empty_polls / told.polls
 
 
-def test_what_waits_for_a_thread_does_not_make_a_full_worker_look_idle(
-    store: Any,
+def test_what_waits_for_a_thread_makes_a_worker_look_neither_idle_nor_busier(
+    store: Any, monkeypatch: Any
 ) -> None:
-    """Else one that is asked to prefetch would be scaled down while it is busy."""
+    """Else the fleet is judged by it: a full worker scaled down, an idle one hidden."""
+    take_ahead(monkeypatch)
+    monkeypatch.setattr("headgate_sync.worker.prefetch.PATIENCE_S", 1_000.0)
     sink, registry, gate = Sink(), Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
-    put(store, "a", "b")
+    put(store, "a", "b", "c", "d")
     busy = {"telemetry": sink, "lease": "60ms", "capacity": 2, "prefetch": 8}
-    with working(store, registry, **busy):
+    with working(store, registry, **busy) as worker:
         gate.wait(2)
-        wait_for(
-            lambda: any(s.inflight == 2 for s in sink.of(WorkerSaturation)), "it beats"
-        )
+        wait_for(lambda: worker.health().in_flight == 4, "two wait for a thread")
+        before = len(sink.of(WorkerSaturation))
+        wait_for(lambda: len(sink.of(WorkerSaturation)) > before + 1, "it beats")
+        told = sink.of(WorkerSaturation)[-1]
+        assert (told.inflight, told.capacity, told.utilization) == (2, 2, 1.0)
+        shown = steer(store).cluster()
+        assert (shown.inflight_total, shown.utilization) == (2, 1.0)
         gate.open()
-    told = next(s for s in sink.of(WorkerSaturation) if s.inflight == 2)
-    assert (told.capacity, told.utilization) == (2, 1.0)
 
 
 def test_sweeps_tell_of_what_they_found(make_store: Any, clock: Any) -> None:
