@@ -15,7 +15,7 @@ import pytest
 from headgate_sync.policy import FOLD_MAX
 from tests.backends import PostgresBackend
 from tests.builders import envelope, steer
-from tests.postgres.visits import admit_rows, undone, visit
+from tests.postgres.visits import admit_rows, undone, visit, wait_until_alone
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
 from tests.worker.rig import wait_for
 
@@ -96,6 +96,7 @@ def test_what_an_open_snapshot_costs_ends_with_it(store, other, admin):
             done += len(batch)
         under = visit(looker)
         other.rollback()
+        wait_until_alone(looker)
         for name in ("job", "inbox", *POLICY_TABLES):
             admin.execute(f"VACUUM headgate.headgate_{name}")
         after = visit(looker).blocks

@@ -26,11 +26,14 @@ SELECT relname,
   pg_stat_get_xact_numscans(oid)
 FROM pg_class WHERE relnamespace = 'headgate'::regnamespace
 """
-_OTHERS = """
-SELECT FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid()
-  AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+_IS_ALONE = """
+SELECT pg_snapshot_xmin(pg_current_snapshot()) > %s AND NOT EXISTS (
+  SELECT FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL))
 """
+# What other tests write at the same time may take a while: a million rows, say.
+_ALONE_WITHIN_S = 120
 
 
 def request(**asked: Any) -> dict[str, Any]:
@@ -108,13 +111,19 @@ def visit(connection: psycopg.Connection[Any], **asked: Any) -> Visit:
 
 
 def wait_until_alone(connection: psycopg.Connection[Any]) -> None:
-    """Wait until no other session sees rows of the past, such as an analysis."""
+    """Wait until no other session sees rows of the past, such as an analysis.
+
+    A snapshot reaches back to the oldest transaction that writes in any database of the
+    server, so all that write now must end, too.
+    """
+    with undone(connection):
+        now = connection.execute("SELECT pg_current_xact_id()").fetchone()
 
     def is_alone() -> bool:
         with undone(connection):
-            return not connection.execute(_OTHERS).fetchall()
+            return bool(connection.execute(_IS_ALONE, now).fetchone() == (True,))
 
-    until(is_alone, "the end of other snapshots")
+    until(is_alone, "the end of other snapshots", _ALONE_WITHIN_S)
 
 
 def quiet_visit(connection: psycopg.Connection[Any], **asked: Any) -> Visit:
@@ -126,4 +135,4 @@ def quiet_visit(connection: psycopg.Connection[Any], **asked: Any) -> Visit:
     for _ in range(5):
         wait_until_alone(connection)
         found.append(visit(connection, **asked))
-    return min(found, key=lambda each: each.rows.total())
+    return min(found, key=lambda each: (each.rows.total(), each.blocks))

@@ -11,9 +11,11 @@ import psycopg
 PATIENCE_S = 20
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(
+    condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S
+) -> Any:
     """Look again and again until the condition holds; returns what it returned."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.005)
