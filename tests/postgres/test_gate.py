@@ -333,7 +333,10 @@ def test_a_class_that_somebody_holds_does_not_stop_the_others(store, other):
     other.execute(
         "SELECT FROM headgate.headgate_rate_class WHERE name = 'held' FOR UPDATE"
     ).fetchall()
-    assert served(admit(store)) == {"f": 2, "plain": 2}
+    batch = admit(store)
+    assert served(batch) == {"f": 2, "plain": 2}
+    assert batch.retry_after_ms is not None
+    assert 1 <= batch.retry_after_ms <= GATE_CONSTANTS["busy_ms"]
     other.rollback()
     assert ids(admit(store)) == ["h-2"]
     running = other.execute(

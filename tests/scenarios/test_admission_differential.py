@@ -49,6 +49,10 @@ class History:
     """Makes up calls and gives each to both stores."""
 
     classes = CLASSES
+    pinned_to: tuple[str, ...] = ("", "", "", "w", "v")
+    limits = (0, 1, 5, 100)
+    bursts = (1, 3, 20)
+    occupancies = (1, 2, 3, 8)
 
     def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
         self.random = random.Random(seed)
@@ -88,13 +92,14 @@ class History:
         pick, batch = self.random.choice, []
         for _ in range(pick([1, 3, 10, 40])):
             self.jobs += 1
+            partition = pick(self.partitions)
             batch.append(
                 envelope(
                     f"j{self.jobs}",
                     queue=pick(self.queues),
-                    partition_key=pick(self.partitions),
-                    rate_class=pick(self.classes),
-                    sticky_worker=pick(["", "", "", "w", "v"]),
+                    partition_key=partition,
+                    rate_class=self._class_in(partition),
+                    sticky_worker=pick(self.pinned_to),
                     weight=pick([1, 1, 1, 2, 4, 9]),
                     fingerprint=pick(PRINTS),
                     priority=pick([0, 0, 0, 1, 5]),
@@ -103,6 +108,9 @@ class History:
                 )
             )
         self.on_both("enqueue", batch)
+
+    def _class_in(self, partition: str) -> str:
+        return self.random.choice(self.classes)
 
     def on_both(self, name: str, *arguments: Any) -> Any:
         """Make a call on each store; both have to answer, or refuse, alike."""
@@ -322,7 +330,7 @@ class History:
         pick = self.random.choice
         budgets = [
             BudgetConfig(
-                pick([0, 1, 5, 100]), pick([700, 1000, 60_000]), pick([1, 3, 20])
+                pick(self.limits), pick([700, 1000, 60_000]), pick(self.bursts)
             )
             for _ in range(pick([1, 1, 2]))
         ]
@@ -342,7 +350,7 @@ class History:
         return Ceiling(
             name=pick(LIMITS),
             scope=scope,
-            max_concurrent=pick([1, 2, 3, 8]),
+            max_concurrent=pick(self.occupancies),
             on_saturated=pick(
                 ["queue", "queue", "discard", "cancel_incoming", "cancel_running"]
             ),
@@ -377,6 +385,39 @@ class PlainHistory(History):
         )
         for inspect in self.inspects:
             inspect.set_partition_quantum(*arguments)
+
+
+class RoomyHistory(History):
+    """Policies of which few bind, in one queue; a partition has one class, or several.
+
+    Where none binds, the short road decides, and it must notice when one does.
+    """
+
+    pinned_to = ("",) * 40 + ("w",)
+    limits = (5, 100, 1000)
+    bursts = (3, 20, 100, 1000)
+    occupancies = (3, 8, 20, 50, 50)
+
+    def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
+        super().__init__(seed, backends)
+        self.queues = QUEUES[:1]
+        self.kinds = self.random.sample(CLASSES, self.random.randint(1, 4))
+        self.strays = self.random.choice([0.02, 0.5])
+
+    def _class_in(self, partition: str) -> str:
+        if self.random.random() < self.strays:
+            return super()._class_in(partition)
+        return self.kinds[int(partition[1:]) % len(self.kinds)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_stores_decide_alike_where_few_policies_bind(
+    memory: MemoryBackend, postgres: PostgresBackend, seed: int
+):
+    history = RoomyHistory(seed, (memory, postgres))
+    for _ in range(40):
+        history.step()
+    history.compare()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,6 +10,7 @@ DROP FUNCTION {schema}.headgate_unfolded;
 DROP FUNCTION {schema}.headgate_close_class;
 DROP FUNCTION {schema}.headgate_fold;
 DROP FUNCTION {schema}.headgate_unpark;
+DROP FUNCTION {schema}.headgate_parks;
 DROP FUNCTION {schema}.headgate_lower_heads;
 DROP FUNCTION {schema}.headgate_units_at;
 DROP FUNCTION {schema}.headgate_lock_queues;

@@ -316,7 +316,16 @@ WITH lowered AS (
 SELECT count(*) FROM lowered
 $$;
 
--- Clear the marks of lanes whose partition is below its ceilings again; the caller holds the locks of the queues.
+-- How many running jobs park the lanes of a partition of that queue; null when no ceiling does.
+CREATE FUNCTION {schema}.headgate_parks(p_queue text) RETURNS integer
+  LANGUAGE sql STABLE
+  AS $$
+SELECT min(ceiling.max_concurrent)
+FROM {schema}.headgate_ceiling AS ceiling
+WHERE ceiling.queue = p_queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
+$$;
+
+-- Clear the marks of the lanes of partitions that are below their ceilings again; the caller holds the locks of the queues.
 CREATE FUNCTION {schema}.headgate_unpark(p_queues text[], p_partitions text[]) RETURNS void
   LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -329,18 +338,11 @@ DECLARE
   u_round bigint[];
   u_partition text[];
 BEGIN
-  WITH freed AS MATERIALIZED (
-    SELECT DISTINCT entry.queue, entry.partition_key
-    FROM unnest(p_queues, p_partitions) AS entry (queue, partition_key)
-    WHERE EXISTS (
-      SELECT FROM {schema}.headgate_ceiling AS ceiling
-      WHERE ceiling.queue = entry.queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue')
-  ),
-  parked AS MATERIALIZED (
+  WITH parked AS MATERIALIZED (
     SELECT lane.tid, part.last_round
-    FROM freed
+    FROM unnest(p_queues, p_partitions) AS freed (queue, partition_key)
     CROSS JOIN LATERAL (
-      SELECT found.inflight, found.last_round
+      SELECT found.last_round
       FROM {schema}.headgate_partition AS found
       WHERE found.queue = freed.queue
         AND found.partition_key >= freed.partition_key AND found.partition_key <= freed.partition_key
@@ -353,11 +355,6 @@ BEGIN
       WHERE found.queue = freed.queue AND found.partition_key = freed.partition_key AND found.parked
       OFFSET 0
     ) AS lane
-    WHERE part.inflight < coalesce((
-      SELECT min(ceiling.max_concurrent)
-      FROM {schema}.headgate_ceiling AS ceiling
-      WHERE ceiling.queue = freed.queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
-    ), part.inflight + 1)
   ),
   changed AS (
     UPDATE {schema}.headgate_lane AS lane
@@ -376,13 +373,13 @@ BEGIN
 END $$;
 
 -- Take appended rows into lanes and counters; the caller holds the locks of the queues.
--- Arguments: queues; for each the transaction from which it is read, oldest first, and up to how many rows; whether exits
---            concern more than a counter, because there are ceilings or several queues.
+-- Arguments: queues; for each the transaction from which it is read, oldest first, and up to how many rows; how many
+--            running jobs park the lanes of a partition, null where nothing does.
 -- Rows:      how many rows were taken; per queue how many jobs left running, null for none (the caller owns that counter,
 --            for it will write the queue's row anyway); per class the same (the caller must lock the classes first).
 -- The settings are those of the caller.
 CREATE FUNCTION {schema}.headgate_fold(
-  p_queues text[], p_since xid8[], p_limit integer, p_keep_exits boolean,
+  p_queues text[], p_since xid8[], p_limit integer, p_parks integer[],
   OUT taken integer, OUT freed bigint[], OUT classes text[], OUT class_freed bigint[])
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -401,6 +398,8 @@ DECLARE
   r_round bigint[];
   v_missing boolean;
   v_lowers boolean;
+  u_queue text[];
+  u_partition text[];
 BEGIN
   -- Most rows only count exits, so that these are done with at once; the others are kept as rows of text.
   WITH oldest AS MATERIALIZED (
@@ -438,29 +437,34 @@ BEGIN
       GROUP BY gone.queue, gone.partition_key
     ) AS exits
     WHERE part.ctid = exits.tid
+    RETURNING part.queue, part.partition_key, part.inflight, exits.n, p_parks[array_position(p_queues, part.queue)] AS cap
+  ),
+  opened AS (
+    SELECT array_agg(emptied.queue) AS queues, array_agg(emptied.partition_key) AS partitions
+    FROM emptied
+    WHERE emptied.inflight < emptied.cap AND emptied.inflight + emptied.n >= emptied.cap
   )
   SELECT count(*), ARRAY[sum(gone.n) FILTER (WHERE gone.kind = 'f')], bool_or(gone.kind = 'f'),
     bool_or(gone.kind = 'o'), bool_or(gone.kind = 'r'), bool_or(gone.kind = 'g'),
     array_agg(ARRAY[gone.kind, gone.queue, gone.partition_key, gone.rate_class, gone.sticky_worker, gone.lane_key::text,
-      gone.n::text]) FILTER (WHERE gone.kind <> 'f' OR gone.rate_class <> '' OR p_keep_exits)
-  INTO taken, freed, v_frees, v_opens, v_ready, v_gone, v_rest
+      gone.n::text]) FILTER (WHERE gone.kind <> 'f' OR gone.rate_class <> '' OR cardinality(p_queues) > 1),
+    (SELECT opened.queues FROM opened), (SELECT opened.partitions FROM opened)
+  INTO taken, freed, v_frees, v_opens, v_ready, v_gone, v_rest, u_queue, u_partition
   FROM gone;
+  IF u_queue IS NOT NULL THEN
+    PERFORM {schema}.headgate_unpark(u_queue, u_partition);
+  END IF;
   IF v_rest IS NULL THEN
     RETURN;
   END IF;
 
-  IF v_frees AND p_keep_exits THEN
-    IF cardinality(p_queues) > 1 THEN
-      freed := ARRAY (
-        SELECT sum(v_rest[entry.i][7]::bigint) FILTER (WHERE v_rest[entry.i][1] = 'f')
-        FROM unnest(p_queues) WITH ORDINALITY AS wanted (queue, place)
-        LEFT JOIN generate_subscripts(v_rest, 1) AS entry (i) ON v_rest[entry.i][2] = wanted.queue
-        GROUP BY wanted.place
-        ORDER BY wanted.place);
-    END IF;
-    PERFORM {schema}.headgate_unpark(array_agg(v_rest[entry.i][2]), array_agg(v_rest[entry.i][3]))
-    FROM generate_subscripts(v_rest, 1) AS entry (i)
-    WHERE v_rest[entry.i][1] = 'f';
+  IF v_frees AND cardinality(p_queues) > 1 THEN
+    freed := ARRAY (
+      SELECT sum(v_rest[entry.i][7]::bigint) FILTER (WHERE v_rest[entry.i][1] = 'f')
+      FROM unnest(p_queues) WITH ORDINALITY AS wanted (queue, place)
+      LEFT JOIN generate_subscripts(v_rest, 1) AS entry (i) ON v_rest[entry.i][2] = wanted.queue
+      GROUP BY wanted.place
+      ORDER BY wanted.place);
   END IF;
   SELECT array_agg(per_class.name), array_agg(per_class.n)
   INTO classes, class_freed

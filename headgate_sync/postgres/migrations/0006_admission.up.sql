@@ -72,7 +72,8 @@ $$;
 -- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
 --            jobs left them (null for none); whether a group is closed; in how many of all queues the worker is known as
 --            asleep; whether any fingerprint is in quarantine, any job tagged, any queue under a ceiling of its own; what
---            was folded, and before which transaction that is all; the time.
+--            was folded, and before which transaction that is all; the time; whether to wait for classes, which only
+--            those may do who hold none.
 -- Rows:      headgate_admission.
 -- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
@@ -86,7 +87,8 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
   q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
   v_has_closed boolean, v_asleep integer, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
-  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint)
+  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint,
+  v_patient boolean)
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -113,7 +115,6 @@ DECLARE
   v_wanted text[];
   v_locked text[];
   v_first_lock boolean := true;
-  v_patient boolean := true;
 
   v_window integer;
   v_draws integer := 1;
@@ -1460,6 +1461,10 @@ BEGIN
     facts.retry_after_ms := {schema}.headgate_reopens_in(
       q_name, q_part_cap, p_worker, p_window_spare, v_now, v_passed);
   END IF;
+  IF nd < p_capacity AND cardinality(v_held) > 0 THEN
+    -- Whoever holds a class is about to end; its jobs must not wait for the next poll.
+    facts.retry_after_ms := least(facts.retry_after_ms, 1 + floor(random() * p_busy_ms));
+  END IF;
   IF v_sent > 0 THEN
     FOR turned.ordinal, turned.queue, turned.refused_concurrency_limit IN
       SELECT -d.action, q_name[l_queue[d.lane]], count(*)
@@ -1483,9 +1488,11 @@ END $$;
 -- Locks:     queues; then those of headgate_admit_under_policies.
 --
 -- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
--- and one queue without them takes a short road here: where no class, no full partition and no quarantined row refuses, only
--- shares bind, and then a sort says what the loop over candidates would decide. Whatever the short road meets that it
--- cannot judge, it leaves to the whole decision before it has written anything but what it folded, and the bound.
+-- and one queue of which none can bind takes a short road here: where no class, no ceiling and no quarantined row refuses,
+-- only shares bind, and then a sort says what the loop over candidates would decide. What all its jobs would cost their
+-- classes is looked at in one go, under the locks of the classes: where the sum fits, each fits in whatever order. Whatever
+-- the short road meets that it cannot judge, it leaves to the whole decision before it has written anything but what it
+-- folded, and the bounds.
 CREATE FUNCTION {schema}.headgate_admit(
   p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
   p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
@@ -1518,6 +1525,7 @@ DECLARE
   v_closed_until bigint;
   v_asleep integer := 0;
   v_has_ceilings boolean := false;
+  q_parks integer[];
   q_since xid8[];
   v_horizon xid8;
   v_taken integer;
@@ -1532,15 +1540,18 @@ DECLARE
   v_most integer;
   v_refused integer := 0;
   np integer;
+  l_part bigint[];
   p_taken integer[];
-  s_tid tid[];
-  v_full tid[];
   v_left tid[];
+  v_classes text[];
+  v_locked text[];
+  v_charged text[];
   v_rested text[];
   v_empty text[];
   nd integer := 0;
   v_claims integer := 0;
   li integer;
+  pi integer;
 BEGIN
   IF p_capacity = 0 OR cardinality(p_queues) = 0 THEN
     facts := ROW(0, NULL, 0, 0, 0, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -1576,10 +1587,7 @@ BEGIN
        WHERE inbox.queue = v_queue AND inbox.xid >= coalesce(queue.since, '0') LIMIT 1) AS has_news,
       (SELECT coalesce(lane_group.open_at_ms, 9223372036854775807) FROM {schema}.headgate_lane_group AS lane_group
        WHERE lane_group.queue = v_queue AND NOT lane_group.open ORDER BY lane_group.open_at_ms LIMIT 1) AS closed_until,
-      -- 0 for a ceiling that the short road does not know.
-      (SELECT min(CASE WHEN ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
-         THEN ceiling.max_concurrent ELSE 0 END)
-       FROM {schema}.headgate_ceiling AS ceiling WHERE ceiling.queue = v_queue) AS ceiling,
+      ceilings.of_partition, ceilings.that_parks, ceilings.of_queue,
       (SELECT true FROM {schema}.headgate_sleeper AS sleeper
        WHERE sleeper.queue = v_queue AND sleeper.worker = p_worker LIMIT 1) AS sleeps,
       (SELECT true FROM {schema}.headgate_quarantine LIMIT 1) AS has_quarantine,
@@ -1592,7 +1600,14 @@ BEGIN
         CASE WHEN known.inbox_from <= always.horizon THEN known.inbox_from END AS since
       FROM {schema}.headgate_queue AS known
       WHERE known.queue = v_queue
-    ) AS queue ON true;
+    ) AS queue ON true
+    CROSS JOIN LATERAL (
+      SELECT min(known.max_concurrent) FILTER (WHERE known.scope = 'partition') AS of_partition,
+        min(known.max_concurrent) FILTER (WHERE known.scope = 'partition' AND known.on_saturated = 'queue') AS that_parks,
+        min(known.max_concurrent) FILTER (WHERE known.scope = 'queue') AS of_queue
+      FROM {schema}.headgate_ceiling AS known
+      WHERE known.queue = v_queue
+    ) AS ceilings;
     -- Every transaction before the horizon has ended and is seen from here on. Once all that is seen was folded, nothing
     -- of them is left, and later calls need not pass the entries that they left behind. The duties fold without a bound.
     v_horizon := coalesce(v_horizon, first.horizon);
@@ -1609,13 +1624,14 @@ BEGIN
       q_since[nq] := first.since;
       v_news := v_news OR first.has_news;
       v_closed_until := least(v_closed_until, first.closed_until);
-      v_has_ceilings := v_has_ceilings OR first.ceiling IS NOT NULL;
+      q_parks[nq] := first.that_parks;
+      v_has_ceilings := v_has_ceilings OR first.of_partition IS NOT NULL OR first.of_queue IS NOT NULL;
     END IF;
   END LOOP;
   IF v_news THEN
     SELECT fold.taken, fold.freed, fold.classes, fold.class_freed
     INTO v_taken, q_freed, v_freed_class, v_freed_n
-    FROM {schema}.headgate_fold(q_name, q_since, p_fold_max, nq > 1 OR v_has_ceilings) AS fold;
+    FROM {schema}.headgate_fold(q_name, q_since, p_fold_max, q_parks) AS fold;
     IF v_taken >= p_fold_max THEN
       v_horizon := NULL;
     END IF;
@@ -1636,18 +1652,21 @@ BEGIN
       ) AS due));
   END IF;
 
-  v_plain := cardinality(p_queues) = 1 AND (first.ceiling = 0) IS NOT TRUE AND v_freed_class IS NULL;
+  v_plain := cardinality(p_queues) = 1
+    AND (greatest(0, q_inflight[1] - coalesce(q_freed[1], 0)) + p_capacity > first.of_queue) IS NOT TRUE;
   IF v_plain AND nq = 1 THEN
-    -- The window of the lanes without class and worker; any other group that is open needs the long road.
+    -- The window of the lanes without worker; an open group of the worker's own needs the long road.
     v_limit := least(p_capacity, greatest(p_quantum, 1));
     SELECT array_agg(n.tid) AS tids, array_agg(n.lane_key) AS keys, array_agg(n.partition_key) AS partitions,
-      array_agg(n.last_round) AS rounds, array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits,
-      array_agg(n.inflight) AS inflights, array_agg(n.quantum_override) AS overrides, array_agg(n.before) AS befores,
-      sum(n.inflight)::bigint AS running, count(*) AS lanes, bool_or(n.inflight >= 2) AS is_busy,
-      bool_or(n.last_round <> n.part_round OR n.inflight >= first.ceiling) AS is_wrong,
-      (SELECT true FROM {schema}.headgate_lane_group AS other
-       WHERE other.queue = v_queue AND other.sticky_worker = '' AND other.open AND other.head_round IS NOT NULL
-         AND other.rate_class <> '' LIMIT 1) AS has_classes,
+      array_agg(n.rate_class) AS classes, array_agg(n.last_round) AS rounds, array_agg(n.before) AS befores,
+      array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits, array_agg(n.inflight) AS inflights,
+      array_agg(n.quantum_override) AS overrides, count(*) AS n, sum(n.inflight)::bigint AS running,
+      bool_or(n.inflight >= 2) AS is_busy,
+      bool_or(n.last_round <> n.part_round OR n.inflight >= first.of_partition) AS is_wrong,
+      ARRAY (
+        SELECT mine.rate_class FROM {schema}.headgate_lane_group AS mine
+        WHERE mine.queue = v_queue AND mine.sticky_worker = '' AND mine.open AND mine.head_round IS NOT NULL
+        LIMIT p_window_spare + 1) AS groups,
       (SELECT true FROM {schema}.headgate_lane_group AS own
        WHERE own.queue = v_queue AND own.sticky_worker = p_worker AND own.open AND own.head_round IS NOT NULL
          AND p_worker <> '' LIMIT 1) AS has_own
@@ -1656,13 +1675,23 @@ BEGIN
       SELECT lane.*, part.tid AS part_tid, part.deficit, part.inflight, part.last_round AS part_round,
         part.quantum_override, rank() OVER (ORDER BY lane.last_round) - 1 AS before
       FROM (
-        SELECT picked.ctid AS tid, picked.lane_key, picked.partition_key, picked.last_round
-        FROM {schema}.headgate_lane AS picked
-        WHERE picked.queue = v_queue AND picked.rate_class = '' AND picked.sticky_worker = ''
-          AND picked.active AND NOT picked.parked AND picked.last_round >= (
-            SELECT mine.head_round FROM {schema}.headgate_lane_group AS mine
-            WHERE mine.rate_class = '' AND mine.queue = v_queue AND mine.sticky_worker = '')
-        ORDER BY picked.last_round, picked.partition_key
+        SELECT picked.*, mine.rate_class
+        FROM (
+          SELECT known.rate_class, known.head_round
+          FROM {schema}.headgate_lane_group AS known
+          WHERE known.queue = v_queue AND known.sticky_worker = '' AND known.open AND known.head_round IS NOT NULL
+          ORDER BY known.head_round, known.head_partition, known.rate_class
+          LIMIT p_window_spare
+        ) AS mine
+        CROSS JOIN LATERAL (
+          SELECT found.ctid AS tid, found.lane_key, found.partition_key, found.last_round
+          FROM {schema}.headgate_lane AS found
+          WHERE found.queue = v_queue AND found.rate_class = mine.rate_class AND found.sticky_worker = ''
+            AND found.active AND NOT found.parked AND found.last_round >= mine.head_round
+          ORDER BY found.last_round, found.partition_key
+          LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
+        ) AS picked
+        ORDER BY picked.last_round, picked.partition_key, mine.rate_class
         LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
       ) AS lane
       CROSS JOIN LATERAL (
@@ -1676,43 +1705,67 @@ BEGIN
       ) AS part
       ORDER BY lane.last_round, lane.partition_key
     ) AS n;
-    np := lanes.lanes;
+    np := lanes.n;
+    v_classes := CASE WHEN lanes.groups <@ ARRAY[''] THEN v_freed_class ELSE v_freed_class || lanes.groups END;
     IF np > 0 AND {schema}.headgate_bounds_follow(q_round[1]) THEN
       UPDATE {schema}.headgate_lane_group AS mine
-      SET head_round = lanes.rounds[1], head_partition = lanes.partitions[1]
-      WHERE mine.rate_class = '' AND mine.queue = v_queue AND mine.sticky_worker = ''
-        AND mine.head_round < lanes.rounds[1];
+      SET head_round = first_of.last_round, head_partition = first_of.partition_key
+      FROM (
+        SELECT DISTINCT ON (lane.rate_class) lane.*
+        FROM unnest(lanes.classes, lanes.rounds, lanes.partitions) WITH ORDINALITY
+          AS lane (rate_class, last_round, partition_key, nth)
+        ORDER BY lane.rate_class, lane.nth
+      ) AS first_of
+      WHERE mine.rate_class = first_of.rate_class AND mine.queue = v_queue AND mine.sticky_worker = ''
+        AND mine.head_round < first_of.last_round;
     END IF;
-    v_alone := np = 1 AND p_quantum = 0 AND lanes.overrides[1] IS NULL AND first.has_quarantine IS NULL;
-    v_plain := (lanes.has_classes OR lanes.has_own OR lanes.is_wrong) IS NOT TRUE;
+    v_alone := lanes.n = 1 AND p_quantum = 0 AND lanes.overrides[1] IS NULL AND first.has_quarantine IS NULL;
+    v_plain := cardinality(lanes.groups) <= p_window_spare AND (lanes.has_own OR lanes.is_wrong) IS NOT TRUE;
+    IF v_plain AND np > 0 THEN
+      -- The account of a partition stands at its first lane, where its other lanes find it.
+      l_part := ARRAY (SELECT generate_subscripts(lanes.keys, 1));
+      IF cardinality(lanes.groups) > 1 THEN
+        SELECT array_agg(lane.part), count(*) FILTER (WHERE lane.part = lane.nth),
+          sum(lane.inflight) FILTER (WHERE lane.part = lane.nth)
+        INTO l_part, np, lanes.running
+        FROM (
+          SELECT known.nth, known.inflight, min(known.nth) OVER (PARTITION BY known.partition_key) AS part
+          FROM unnest(lanes.partitions, lanes.inflights) WITH ORDINALITY AS known (partition_key, inflight, nth)
+          ORDER BY known.nth
+        ) AS lane;
+      END IF;
+    END IF;
   END IF;
 
   IF v_plain AND v_alone THEN
     -- A partition alone may take it all.
     v_quantum := p_capacity;
-    SELECT array_agg(1) AS lanes, array_agg(job.seq) AS seqs, array_agg(job.tid) AS tids, NULL::integer[] AS others
+    SELECT array_agg(1) AS lanes, array_agg(job.seq) AS seqs, array_agg(job.tid) AS tids,
+      array_agg(job.weight) AS weights, NULL::integer[] AS others, NULL::integer[] AS other_weights
     INTO drawn
     FROM (
-      SELECT ready.seq, ready.ctid AS tid
+      SELECT ready.seq, ready.ctid AS tid, coalesce(ready.charge_weight, ready.weight) AS weight
       FROM {schema}.headgate_job AS ready
       WHERE ready.lane_key = lanes.keys[1] AND (ready.state = 'available' AND ready.gate_hold IS NULL) IS TRUE
         AND (ready.queue = v_queue AND ready.partition_key = lanes.partitions[1]
-          AND ready.rate_class = '' AND ready.sticky_worker = '') IS TRUE
+          AND ready.rate_class = lanes.classes[1] AND ready.sticky_worker = '') IS TRUE
       ORDER BY ready.priority DESC, ready.scheduled_at_ms, ready.seq
       LIMIT p_capacity
     ) AS job;
     v_plain := drawn.seqs IS NOT NULL
-      AND (cardinality(drawn.seqs) > first.ceiling - lanes.inflights[1]) IS NOT TRUE;
+      AND (cardinality(drawn.seqs) > first.of_partition - lanes.inflights[1]) IS NOT TRUE;
   ELSIF v_plain AND np > 0 THEN
     -- Where one job of each lane fills the capacity, two are drawn of each of the lanes that were served least recently;
     -- else as many as the shares allow and one more. More is drawn while that may hide what comes before it.
     v_quantum := CASE WHEN p_quantum = 0 THEN greatest(1, (p_capacity + np - 1) / np) ELSE p_quantum END;
-    v_all := np <= 4;
+    v_all := lanes.n <= 4;
     v_beyond := CASE WHEN v_all THEN p_capacity ELSE 1 END;
-    v_most := CASE WHEN np >= p_capacity THEN 2 ELSE p_capacity END;
+    v_most := CASE WHEN lanes.n >= p_capacity THEN 2 ELSE p_capacity END;
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
-        array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, array_agg(c.lane) FILTER (WHERE NOT c.is_picked) AS others,
+        array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, array_agg(c.weight) FILTER (WHERE c.is_picked) AS weights,
+        array_agg(c.lane) FILTER (WHERE NOT c.is_picked) AS others,
+        array_agg(c.weight) FILTER (WHERE NOT c.is_picked) AS other_weights,
         bool_or(c.seq IS NULL) AS is_gone,
         bool_or(c.is_quarantined OR (c.is_picked AND c.nth > c.room)) AS is_refused,
         count(*) FILTER (WHERE NOT c.is_over) AS within,
@@ -1730,36 +1783,44 @@ BEGIN
               ORDER BY ready.is_noisy, ready.round, ready.priority DESC, ready.at_ms, ready.seq) AS before
           FROM (
             SELECT lane.nth::integer AS lane, lane.share, lane.room, lane.round, lane.is_noisy, job.*,
-              job.nth > lane.share AS is_over
+              row_number() OVER in_part AS nth, row_number() OVER in_part > lane.share AS is_over
             FROM (
-              SELECT known.nth, known.lane_key, known.partition_key, known.round, known.before,
-                known.deficit + coalesce(known.override, v_quantum) AS share, first.ceiling - known.inflight AS room,
+              SELECT known.nth, known.lane_key, known.partition_key, known.rate_class, known.round, known.before,
+                known.part, known.deficit + coalesce(known.override, v_quantum) AS share,
+                first.of_partition - known.inflight AS room,
                 p_quantum = 0 AND np > 1 AND known.inflight >= 2
                   AND known.inflight * (np - 1) > 2 * (lanes.running - known.inflight) AS is_noisy
-              FROM unnest(lanes.keys, lanes.partitions, lanes.rounds, lanes.befores, lanes.deficits, lanes.overrides,
-                lanes.inflights) WITH ORDINALITY
-                AS known (lane_key, partition_key, round, before, deficit, override, inflight, nth)
+              FROM unnest(lanes.keys, lanes.partitions, lanes.classes, lanes.rounds, lanes.befores, l_part,
+                lanes.deficits, lanes.overrides, lanes.inflights) WITH ORDINALITY
+                AS known (lane_key, partition_key, rate_class, round, before, part, deficit, override, inflight, nth)
             ) AS lane
             LEFT JOIN LATERAL (
-              SELECT next.*, row_number() OVER (ORDER BY next.priority DESC, next.at_ms, next.seq) AS nth
-              FROM (
-                SELECT job.seq, job.ctid AS tid, job.priority, job.scheduled_at_ms AS at_ms,
-                  CASE WHEN first.has_quarantine THEN (
-                    SELECT true FROM {schema}.headgate_quarantine AS quarantine
-                    WHERE quarantine.fingerprint = job.fingerprint LIMIT 1) END AS is_quarantined
-                FROM {schema}.headgate_job AS job
-                WHERE job.lane_key = lane.lane_key AND (job.state = 'available' AND job.gate_hold IS NULL) IS TRUE
-                  AND (job.queue = v_queue AND job.partition_key = lane.partition_key
-                    AND job.rate_class = '' AND job.sticky_worker = '') IS TRUE
-                ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
-                LIMIT least(lane.share + v_beyond, v_most, p_capacity)
-              ) AS next
+              SELECT next.seq, next.ctid AS tid, next.priority, next.scheduled_at_ms AS at_ms,
+                coalesce(next.charge_weight, next.weight) AS weight,
+                CASE WHEN first.has_quarantine THEN (
+                  SELECT true FROM {schema}.headgate_quarantine AS quarantine
+                  WHERE quarantine.fingerprint = next.fingerprint LIMIT 1) END AS is_quarantined
+              FROM {schema}.headgate_job AS next
+              WHERE next.lane_key = lane.lane_key AND (next.state = 'available' AND next.gate_hold IS NULL) IS TRUE
+                AND (next.queue = v_queue AND next.partition_key = lane.partition_key
+                  AND next.rate_class = lane.rate_class AND next.sticky_worker = '') IS TRUE
+              ORDER BY next.priority DESC, next.scheduled_at_ms, next.seq
+              LIMIT least(lane.share + v_beyond, v_most, p_capacity)
             ) AS job ON true
             WHERE v_all OR lane.before < p_capacity OR (p_quantum = 0 AND lanes.is_busy)
+            WINDOW in_part AS (PARTITION BY lane.part ORDER BY job.priority DESC, job.at_ms, job.seq)
           ) AS ready
         ) AS merged
         ORDER BY merged.is_over, merged.is_noisy, merged.round, merged.priority DESC, merged.at_ms, merged.seq
       ) AS c;
+      IF np < lanes.n THEN
+        -- The rows of a partition that has several lanes are counted together; here each lane for itself.
+        drawn.is_used_up := EXISTS (
+          SELECT FROM unnest(drawn.lanes) AS picked (lane)
+          GROUP BY picked.lane
+          HAVING count(*) < p_capacity AND count(*) >= least(
+            lanes.deficits[picked.lane] + coalesce(lanes.overrides[picked.lane], v_quantum) + v_beyond, v_most));
+      END IF;
       EXIT WHEN drawn.is_gone OR (drawn.is_used_up IS NOT TRUE AND (v_all OR drawn.within >= p_capacity));
       IF v_all AND v_most >= p_capacity THEN
         v_beyond := 4 * v_beyond;
@@ -1769,6 +1830,51 @@ BEGIN
     END LOOP;
     v_refused := drawn.refused;
     v_plain := (drawn.is_gone OR drawn.is_refused) IS NOT TRUE;
+  ELSIF v_plain AND v_classes IS NOT NULL THEN
+    SELECT NULL::integer[] AS lanes, NULL::integer[] AS weights, NULL::integer[] AS others, NULL::integer[] AS other_weights
+    INTO drawn;
+  END IF;
+  IF v_plain AND v_classes IS NOT NULL THEN
+    -- Only where nobody holds them: the long road has the patience. All claims bear the instant after the locks.
+    v_locked := ARRAY (
+      SELECT class.name
+      FROM {schema}.headgate_rate_class AS class
+      WHERE class.name = ANY (v_freed_class || ARRAY (
+        SELECT lanes.classes[picked.lane] FROM unnest(drawn.lanes) AS picked (lane)))
+      ORDER BY class.name
+      FOR NO KEY UPDATE SKIP LOCKED);
+    v_now := {schema}.headgate_now_ms();
+    -- The groups of a paused class, and of one that its own ceiling fills, are not part of a window.
+    SELECT bool_or(
+        ((spent.n > 0 OR class.name = ANY (v_freed_class)) AND class.name <> ALL (v_locked))
+        OR (class.name = ANY (lanes.groups) AND (
+          class.paused OR class.paused_until_ms > v_now OR budgets.is_short
+          OR class.inflight - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0) + greatest(1, spent.n) > (
+            SELECT min(ceiling.max_concurrent) FROM {schema}.headgate_ceiling AS ceiling
+            WHERE ceiling.queue = '' AND ceiling.rate_class = class.name)))) IS NOT TRUE,
+      array_agg(class.name) FILTER (WHERE budgets.n > 0)
+    INTO v_plain, v_charged
+    FROM {schema}.headgate_rate_class AS class
+    CROSS JOIN LATERAL (
+      SELECT count(*) AS n, sum(picked.weight) AS weight
+      FROM unnest(drawn.lanes, drawn.weights) AS picked (lane, weight)
+      WHERE lanes.classes[picked.lane] = class.name
+    ) AS spent
+    CROSS JOIN LATERAL (
+      SELECT max(other.weight) AS weight
+      FROM unnest(drawn.others, drawn.other_weights) AS other (lane, weight)
+      WHERE lanes.classes[other.lane] = class.name
+    ) AS beyond
+    CROSS JOIN LATERAL (
+      -- What can never pass is held wherever it is met, beyond a share as well.
+      SELECT count(*) AS n, bool_or(beyond.weight > budget.burst
+        OR (spent.weight > 0 AND spent.weight > {schema}.headgate_units_at(
+          budget.units, budget.limit_tokens, budget.window_ms, budget.burst, budget.refilled_at_ms, v_now)
+          / budget.window_ms)) AS is_short
+      FROM {schema}.headgate_budget AS budget
+      WHERE budget.rate_class = class.name
+    ) AS budgets
+    WHERE class.name = ANY (v_classes);
   END IF;
 
   IF NOT v_plain THEN
@@ -1779,7 +1885,7 @@ BEGIN
       p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
       q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
       first.has_tags IS TRUE, v_has_ceilings, v_taken, v_horizon, coalesce(v_freed_class, ARRAY[]::text[]),
-      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
+      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now, (cardinality(v_locked) > 0) IS NOT TRUE) AS whole;
     RETURN;
   END IF;
 
@@ -1787,10 +1893,13 @@ BEGIN
     RETURN QUERY
     UPDATE {schema}.headgate_job AS job
     SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
-      claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = 0, settled_lease_id = NULL, settled_outcome = NULL
+      claimed_at_ms = v_now, fence = job.fence + 1, rate_charge = held.charge, settled_lease_id = NULL,
+      settled_outcome = NULL
     FROM (
-      SELECT free.tid, picked.place
-      FROM unnest(drawn.tids, drawn.seqs) WITH ORDINALITY AS picked (tid, seq, place)
+      SELECT free.tid, picked.place,
+        CASE WHEN lanes.classes[picked.lane] = ANY (v_charged) THEN picked.weight ELSE 0 END AS charge
+      FROM unnest(drawn.tids, drawn.seqs, drawn.lanes, drawn.weights) WITH ORDINALITY
+        AS picked (tid, seq, lane, weight, place)
       -- Row by row: a join of the two might begin with a walk over all jobs.
       CROSS JOIN LATERAL (
         SELECT known.ctid AS tid
@@ -1816,35 +1925,30 @@ BEGIN
     nd := cardinality(drawn.lanes);
     IF v_claims < nd THEN
       -- Rows that changed after they were read are left to a later call.
-      drawn.lanes := ARRAY (
-        SELECT picked.lane
-        FROM unnest(drawn.lanes, drawn.seqs) WITH ORDINALITY AS picked (lane, seq, place)
-        CROSS JOIN LATERAL (
-          SELECT job.state, job.lease_id, job.claimed_at_ms
-          FROM {schema}.headgate_job AS job
-          WHERE job.seq = picked.seq
-          LIMIT 1
-        ) AS job
-        WHERE job.state = 'running' AND job.lease_id = p_lease_id AND job.claimed_at_ms = v_now
-        ORDER BY picked.place);
+      SELECT coalesce(array_agg(picked.lane ORDER BY picked.place), ARRAY[]::integer[]),
+        coalesce(array_agg(picked.weight ORDER BY picked.place), ARRAY[]::integer[])
+      INTO drawn.lanes, drawn.weights
+      FROM unnest(drawn.lanes, drawn.weights, drawn.seqs) WITH ORDINALITY AS picked (lane, weight, seq, place)
+      CROSS JOIN LATERAL (
+        SELECT job.state, job.lease_id, job.claimed_at_ms
+        FROM {schema}.headgate_job AS job
+        WHERE job.seq = picked.seq
+        LIMIT 1
+      ) AS job
+      WHERE job.state = 'running' AND job.lease_id = p_lease_id AND job.claimed_at_ms = v_now;
     END IF;
     v_left := ARRAY (SELECT lanes.tids[other.lane] FROM unnest(drawn.others) AS other (lane));
-    p_taken := array_fill(0, ARRAY[np]);
+    p_taken := array_fill(0, ARRAY[cardinality(l_part)]);
     FOREACH li IN ARRAY drawn.lanes LOOP
-      IF p_taken[li] = 0 THEN
-        s_tid := s_tid || lanes.tids[li];
-      END IF;
-      p_taken[li] := p_taken[li] + 1;
-      IF lanes.inflights[li] + p_taken[li] >= first.ceiling THEN
-        v_full := v_full || lanes.tids[li];
-      END IF;
+      pi := l_part[li];
+      p_taken[pi] := p_taken[pi] + 1;
     END LOOP;
     IF v_claims > 0 THEN
       -- A lane is laid to rest only by a look that found it empty after everything announced was folded. One of which
-      -- more was drawn than taken needs no look.
+      -- more was drawn than taken needs no look. The other lanes of a partition follow it, or they would be out of date.
       WITH served AS (
         UPDATE {schema}.headgate_lane AS lane
-        SET last_round = q_round[1] + 1, parked = coalesce(lane.ctid = ANY (v_full), false),
+        SET last_round = q_round[1] + 1, parked = coalesce(done.inflight >= first.that_parks, false),
           active = CASE WHEN lane.ctid = ANY (v_left) THEN true ELSE (
             SELECT true
             FROM {schema}.headgate_job AS job
@@ -1853,7 +1957,12 @@ BEGIN
                 AND job.rate_class = lane.rate_class AND job.sticky_worker = lane.sticky_worker) IS TRUE
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT 1) IS NOT NULL END
-        WHERE lane.ctid = ANY (s_tid)
+        FROM (
+          SELECT known.tid, known.inflight + p_taken[known.part] AS inflight
+          FROM unnest(lanes.tids, l_part, lanes.inflights) AS known (tid, part, inflight)
+          WHERE p_taken[known.part] > 0
+        ) AS done
+        WHERE lane.ctid = done.tid
         RETURNING lane.partition_key, lane.active
       )
       SELECT array_agg(served.partition_key) FILTER (WHERE NOT served.active) INTO v_rested FROM served;
@@ -1881,19 +1990,40 @@ BEGIN
       END IF;
     END IF;
   END IF;
+  IF cardinality(v_locked) > 0 THEN
+    WITH spent AS MATERIALIZED (
+      SELECT lanes.classes[kept.lane] AS name, count(*) AS n, sum(kept.weight) AS weight
+      FROM unnest(drawn.lanes, drawn.weights) AS kept (lane, weight)
+      GROUP BY 1
+    ),
+    paid AS (
+      UPDATE {schema}.headgate_budget AS budget
+      SET units = {schema}.headgate_units_at(
+          budget.units, budget.limit_tokens, budget.window_ms, budget.burst, budget.refilled_at_ms, v_now)
+          - spent.weight * budget.window_ms,
+        refilled_at_ms = greatest(budget.refilled_at_ms, v_now)
+      FROM spent
+      WHERE budget.rate_class = spent.name AND spent.weight > 0
+    )
+    UPDATE {schema}.headgate_rate_class AS class
+    SET inflight = greatest(0, class.inflight - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0))
+      + coalesce((SELECT spent.n FROM spent WHERE spent.name = class.name), 0)
+    WHERE class.name = ANY (v_locked);
+  END IF;
   IF np > 0 OR q_freed[1] > 0 THEN
     WITH accounted AS (
       UPDATE {schema}.headgate_partition AS part
       SET deficit = done.deficit, inflight = part.inflight + done.taken,
         last_round = CASE WHEN done.taken > 0 THEN q_round[1] + 1 ELSE part.last_round END
       FROM (
-        SELECT p.tid, p.taken, p.deficit AS before,
+        SELECT p.tid, p_taken[p.nth] AS taken, p.deficit AS before,
           CASE WHEN p.key = ANY (v_empty) THEN 0
             ELSE greatest(0, least(
-              p.deficit + coalesce(p.override, v_quantum) - p.taken,
+              p.deficit + coalesce(p.override, v_quantum) - p_taken[p.nth],
               p_deficit_cap * coalesce(p.override, v_quantum)::bigint)) END AS deficit
-        FROM unnest(lanes.part_tids, p_taken, lanes.deficits, lanes.overrides, lanes.partitions)
-          AS p (tid, taken, deficit, override, key)
+        FROM unnest(lanes.part_tids, l_part, lanes.deficits, lanes.overrides, lanes.partitions) WITH ORDINALITY
+          AS p (tid, part, deficit, override, key, nth)
+        WHERE p.part = p.nth
       ) AS done
       WHERE part.ctid = done.tid AND (done.taken > 0 OR done.deficit <> done.before)
     )
@@ -1929,7 +2059,7 @@ BEGIN
   END IF;
   facts := ROW(0,
     CASE WHEN v_closed_until IS NOT NULL THEN {schema}.headgate_reopens_in(
-      q_name, ARRAY[first.ceiling], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
+      q_name, ARRAY[first.that_parks], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
     0, 0, v_refused, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   RETURN NEXT facts;

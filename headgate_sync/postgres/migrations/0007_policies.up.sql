@@ -207,17 +207,13 @@ CREATE FUNCTION {schema}.headgate_repark(p_queue text) RETURNS void
   LANGUAGE plpgsql VOLATILE
   AS $$
 DECLARE
-  v_cap integer;
+  v_cap integer := {schema}.headgate_parks(p_queue);
   u_queue text[];
   u_class text[];
   u_sticky text[];
   u_round bigint[];
   u_partition text[];
 BEGIN
-  SELECT min(ceiling.max_concurrent)
-  INTO v_cap
-  FROM {schema}.headgate_ceiling AS ceiling
-  WHERE ceiling.queue = p_queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue';
   WITH changed AS (
     UPDATE {schema}.headgate_lane AS lane
     SET parked = NOT lane.parked

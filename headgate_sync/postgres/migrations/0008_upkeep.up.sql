@@ -54,7 +54,7 @@ BEGIN
     UPDATE {schema}.headgate_queue AS known
     SET inbox_from = '0'
     WHERE known.queue = headgate_gate_fold.queue AND known.inbox_from > pg_snapshot_xmin(pg_current_snapshot());
-    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, true) AS fold;
+    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, ARRAY[{schema}.headgate_parks(queue)]) AS fold;
     PERFORM {schema}.headgate_apply_freed(queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
     taken := folded.taken;
   END IF;
@@ -68,7 +68,7 @@ CREATE FUNCTION {schema}.headgate_reconcile_slice(p_queue text, p_after text, p_
   AS $$
 DECLARE
   v_now bigint := {schema}.headgate_now_ms();
-  v_cap integer;
+  v_cap integer := {schema}.headgate_parks(p_queue);
   v_counts bigint;
   v_lanes bigint;
   v_dropped text[];
@@ -78,10 +78,6 @@ DECLARE
   u_round bigint[];
   u_partition text[];
 BEGIN
-  SELECT min(ceiling.max_concurrent)
-  INTO v_cap
-  FROM {schema}.headgate_ceiling AS ceiling
-  WHERE ceiling.queue = p_queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue';
 
   -- Running jobs and exits not folded yet, in one statement: in two snapshots an exit would be counted twice.
   WITH unfolded AS MATERIALIZED (
