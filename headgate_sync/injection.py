@@ -252,6 +252,18 @@ def _meta(mark: Meta) -> Injector:
     return fill
 
 
+def is_asynchronous(function: object) -> bool:
+    """Whether a call gives a coroutine or an asynchronous generator, as far as is told.
+
+    An object is asked for its `__call__`.
+    """
+    return any(
+        test(each)
+        for each in (function, getattr(type(function), "__call__", None))  # noqa: B004
+        for test in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    )
+
+
 def _depends(
     where: str,
     function: Callable[..., Any],
@@ -259,7 +271,7 @@ def _depends(
     above: tuple[Callable[..., Any], ...],
 ) -> Injector:
     name = getattr(function, "__qualname__", repr(function))
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    if not callable(function) or is_asynchronous(function):
         raise InvalidRequest(f"{where}: {name} is no plain function to depend on")
     if function in above:
         raise InvalidRequest(f"{where}: {name} depends on itself")

@@ -24,6 +24,7 @@ from headgate_sync.errors import (
     InvalidRequest,
 )
 from headgate_sync.identity import Authorization, Authorizer, Identity, Source
+from headgate_sync.injection import is_asynchronous
 from headgate_sync.validation import validate_enqueue
 
 Operation = Literal["direct", "transactional"]
@@ -165,7 +166,7 @@ def _checked_hooks(given: Iterable[InsertHook]) -> tuple[InsertHook, ...]:
 
 
 def _refuse_async(what: str, function: object) -> None:
-    if inspect.iscoroutinefunction(function):
+    if is_asynchronous(function):
         raise InvalidRequest(f"{what} must be a plain function, not async def")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from headgate_sync.errors import InvalidRequest
-from headgate_sync.injection import Dependencies
+from headgate_sync.injection import Dependencies, is_asynchronous
 
 Around = Callable[[], AbstractContextManager[object]]
 """Makes what one call runs inside of; `current_jobs` says whose call it is."""
@@ -29,7 +29,7 @@ def check_around(around: Sequence[Around]) -> tuple[Around, ...]:
             raise InvalidRequest(
                 f"around: {make!r} lacks the decorator contextlib.contextmanager"
             )
-        if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
+        if is_asynchronous(make):
             raise InvalidRequest(f"around: {make!r} is asynchronous")
         if not _takes_nothing(make):
             raise InvalidRequest(f"around: {make!r} cannot be called without arguments")

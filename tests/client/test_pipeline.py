@@ -433,6 +433,11 @@ def not_awaited():
     return middleware
 
 
+class Awaited:
+    async def __call__(self, proceed):
+        proceed()
+
+
 def undecorated(request):
     yield
 
@@ -445,6 +450,7 @@ def undecorated(request):
         ({"middleware": [not_awaited()]}, "not async def"),
         ({"authorizer": "all"}, "authorizer must be callable, got str"),
         ({"authorizer": not_awaited()}, "not async def"),
+        ({"authorizer": Awaited()}, "not async def"),
         ({"circuit_breaker": True}, "must be a CircuitBreaker, got bool"),
         ({"insert_hooks": [object()]}, "insert hook object lacks the method begin"),
         ({"plugins": ["mail"]}, "plugins must hold Plugin, got str"),

@@ -452,6 +452,10 @@ def generator() -> Iterator[None]:
 async def coroutine() -> None: ...
 
 
+class Awaited:
+    async def __call__(self) -> None: ...
+
+
 def takes_the_job(ctx: JobContext) -> Any: ...
 
 
@@ -466,6 +470,7 @@ def takes_the_job(ctx: JobContext) -> Any: ...
         ([telling()], "_GeneratorContextManager .* without arguments"),
         ([generator], "<function generator .* lacks the decorator contextlib.context"),
         ([coroutine], "<function coroutine .* is asynchronous"),
+        ([Awaited()], "Awaited .* is asynchronous"),
         ([takes_the_job], "takes_the_job .* cannot be called without arguments"),
         ([telling, 5], "around: 5 is not callable"),
     ],
