@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 
-from headgate_sync.policy import GATE_CONSTANTS
 from tests.backends import PostgresBackend
 from tests.builders import steer
 from tests.postgres.visits import admit_rows, undone
-from tests.scenarios.gate import ack_all, admit, ceiling, fill, rate_class, tokens
+from tests.postgres.watching import wait_until_blocked
+from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class, tokens
 
 STRATEGIES = ("queue", "discard", "cancel_incoming", "cancel_running")
 _WHOLE = "SELECT pg_stat_get_xact_function_calls(%s::regproc)"
@@ -63,8 +64,8 @@ def classes_of_their_own(store: Any) -> None:
 
 
 def classes_in_one_partition(store: Any) -> None:
-    fill(store, "a", 2, partition_key="p", rate_class="a")
-    fill(store, "b", 2, partition_key="p")
+    fill(store, "x", 1, partition_key="p", rate_class="x")
+    fill(store, "y", 1, partition_key="p")
 
 
 def exits_of_a_class(store: Any) -> None:
@@ -85,6 +86,12 @@ def class_that_was_used_once(store: Any) -> None:
     fill(store, "now", 3)
 
 
+def worker_that_had_work_of_its_own(store: Any) -> None:
+    fill(store, "own", 1, sticky_worker="w")
+    ack_all(store, admit(store, worker="w"))
+    fill(store, "job", 3)
+
+
 def class_that_is_closed(store: Any) -> None:
     rate_class(store, "c", "1/1000", 1)
     fill(store, "dry", 3, rate_class="c")
@@ -94,7 +101,7 @@ def class_that_is_closed(store: Any) -> None:
 
 def ceilings_with_room(store: Any) -> None:
     rate_class(store, "c", "10/1000", 10)
-    ceiling(store, 10, "queue", name="all", scope="queue")
+    ceiling(store, 30, "queue", name="all", scope="queue")
     ceiling(store, 10, "discard", name="class", scope="class", queue="", rate_class="c")
     for strategy in STRATEGIES:
         ceiling(store, 2, strategy, name=strategy, scope="partition")
@@ -110,6 +117,7 @@ SHORT: list[Callable[[Any], None]] = [
     only_exits_of_a_class,
     class_that_was_used_once,
     class_that_is_closed,
+    worker_that_had_work_of_its_own,
     ceilings_with_room,
 ]
 
@@ -189,35 +197,106 @@ def test_the_short_road_leaves_a_class_that_is_held_to_the_patient_one(
     assert tokens(store, "c") == 10
 
 
-def test_who_holds_a_class_waits_for_no_other(store, other):
-    """Two that did could wait for each other."""
+@pytest.mark.parametrize("has_exit", [True, False])
+def test_a_class_that_is_held_for_a_moment_is_waited_for(store, other, has_exit):
+    """Or those that share it with a busier queue would starve beside their own."""
     for name in "ab":
-        rate_class(store, name, "10/1000", 10)
-        fill(store, name, 2, rate_class=name)
-    with psycopg.connect(other.info.dsn) as holder:
+        rate_class(store, name, "1000/1", 1000)
+    if has_exit:
+        fill(store, "gone", 1, rate_class="b")
+        ack_all(store, admit(store))
+    else:
+        fill(store, "b", 2, rate_class="b")
+    fill(store, "a", 2, rate_class="a")
+    other.execute("SET lock_timeout = '20s'")
+    with (
+        psycopg.connect(other.info.dsn) as holder,
+        psycopg.connect(other.info.dsn, autocommit=True) as admin,
+        ThreadPoolExecutor(1) as pool,
+    ):
         holder.execute(
-            "SELECT FROM headgate.headgate_rate_class WHERE name = 'b'"
+            "SELECT FROM headgate.headgate_rate_class WHERE name = 'a'"
             " FOR NO KEY UPDATE"
         )
-        other.execute("SET LOCAL statement_timeout = '10s'")
-        *claims, facts = admit_rows(other, lock_wait_ms=60_000)
-    assert [row["id"] for row in claims] == ["a-1", "a-2"]
-    assert 1 <= facts["retry_after_ms"] <= GATE_CONSTANTS["busy_ms"]
+        admitted = pool.submit(admit_rows, other, lock_wait_ms=20_000)
+        wait_until_blocked(admin, holder)
+        holder.rollback()
+        *claims, _ = admitted.result()
+    assert {"a-1", "a-2"} <= {row["id"] for row in claims}
+
+
+def test_a_lane_parked_for_a_claim_that_was_lost_is_found_again(store, other):
+    ceiling(store, 2, "queue", scope="partition")
+    rate_class(store, "d", "0/1000", 5)
+    fill(store, "spent", 1, partition_key="o", rate_class="d", weight=4)
+    fill(store, "first", 1, partition_key="p")
+    running = admit(store, 2)
+    assert len(running.claims) == 2
+    for n in range(1, 18):  # a window of a request for two holds 18 lanes
+        fill(store, f"a{n:02}", 1, rate_class="d", weight=2)
+    fill(store, "p", 1, priority=9)
+    fill(store, "last", 1, partition_key="p", rate_class="c")
+    other.execute("SELECT FROM headgate.headgate_job WHERE id = 'p-1' FOR UPDATE")
+    assert ids(admit(store, 2)) == []
+    other.rollback()
+    steer(store).operator_cancel("p-1")
+    ack_all(store, running)
+    assert ids(admit(store, 2)) == ["last-1"]
+
+
+def test_an_admission_ends_where_the_lanes_of_many_groups_are_full(store, other):
+    ceiling(store, 1, "queue", scope="partition")
+    fill(store, "first", 1, partition_key="p")
+    assert ids(admit(store, 1)) == ["first-1"]
+    for n in range(18):  # as many groups as a window holds
+        fill(store, f"c{n:02}", 1, partition_key="p", rate_class=f"c{n:02}")
+    other.execute("SET statement_timeout = '10s'")
+    *claims, _ = admit_rows(other, capacity=1)
+    assert claims == []
+
+
+def test_idle_groups_do_not_make_the_road_long(store, other):
+    """More than a window's spare of them are forgotten, few are looked at."""
+    for n in range(18):
+        fill(store, f"c{n:02}", 3 if n < 10 else 1, rate_class=f"c{n:02}")
+    ack_all(store, admit(store, 18, quantum=1))
+    assert whole_decisions(other) == 1
+    ack_all(store, admit(store, 1))
+    assert whole_decisions(other) == 0
+
+
+def test_of_several_queues_one_with_lanes_takes_the_short_road(store, other):
+    asked = {"queues": ["p", "q", "r"]}
+    assert whole_decisions(other, **asked) == 0
+    fill(store, "job", 3)
+    fill(store, "later", 1, queue="r")
+    assert whole_decisions(other, **asked) == 1
+    ack_all(store, admit(store, queues=("r",)))
+    assert whole_decisions(other, **asked) == 0
+    ceiling(store, 9, "queue", scope="queue")
+    assert whole_decisions(other, **asked) == 1
 
 
 def test_both_roads_write_the_same(store, postgres, other):
-    """A queue more in the request takes the whole decision; the rows do not tell."""
+    """A worker with work of its own takes the whole decision; somebody holds it."""
+    fill(store, "own", 1, sticky_worker="w")
+    postgres.connection.execute("BEGIN")
+    postgres.connection.execute("SELECT FROM headgate.headgate_job FOR UPDATE")
     classes_of_their_own(store)
+    classes_in_one_partition(store)
     ceilings_with_room(store)
     read = (
-        "SELECT to_jsonb(t) - 'lease_id' FROM headgate.headgate_{} AS t"
+        "SELECT to_jsonb(t) - '{{claimed_by,inbox_from}}'::text[]"
+        " FROM headgate.headgate_{} AS t"
+        " WHERE to_jsonb(t) ->> 'partition_key' IS DISTINCT FROM 'own'"
         " ORDER BY to_jsonb(t)::text"
     )
     written = []
-    for queues, calls in ((["q"], 0), (["q", "nowhere"], 1)):
-        assert whole_decisions(other, queues=queues) == calls
+    for worker, calls in (("v", 0), ("w", 1)):
+        assert whole_decisions(other, worker=worker, capacity=20) == calls
         with undone(other):
-            claims = [row["id"] for row in admit_rows(other, queues=queues)]
+            rows = admit_rows(other, worker=worker, capacity=20)
+            claims = [row["id"] for row in rows[:-1]]
             written.append(
                 [claims]
                 + [
@@ -228,4 +307,6 @@ def test_both_roads_write_the_same(store, postgres, other):
                     )
                 ]
             )
+    postgres.connection.execute("ROLLBACK")
+    assert len(written[0][0]) == 12
     assert written[0] == written[1]

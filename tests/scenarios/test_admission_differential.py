@@ -96,7 +96,7 @@ class History:
             batch.append(
                 envelope(
                     f"j{self.jobs}",
-                    queue=pick(self.queues),
+                    queue=self._queue(),
                     partition_key=partition,
                     rate_class=self._class_in(partition),
                     sticky_worker=pick(self.pinned_to),
@@ -108,6 +108,9 @@ class History:
                 )
             )
         self.on_both("enqueue", batch)
+
+    def _queue(self) -> str:
+        return self.random.choice(self.queues)
 
     def _class_in(self, partition: str) -> str:
         return self.random.choice(self.classes)
@@ -388,7 +391,7 @@ class PlainHistory(History):
 
 
 class RoomyHistory(History):
-    """Policies of which few bind, in one queue; a partition has one class, or several.
+    """Policies of which few bind; one queue is busy, and the others hardly are.
 
     Where none binds, the short road decides, and it must notice when one does.
     """
@@ -400,9 +403,12 @@ class RoomyHistory(History):
 
     def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
         super().__init__(seed, backends)
-        self.queues = QUEUES[:1]
+        self.queues = QUEUES[: self.random.choice([1, 3])]
         self.kinds = self.random.sample(CLASSES, self.random.randint(1, 4))
         self.strays = self.random.choice([0.02, 0.5])
+
+    def _queue(self) -> str:
+        return self.random.choices(self.queues, [40, 1, 1][: len(self.queues)])[0]
 
     def _class_in(self, partition: str) -> str:
         if self.random.random() < self.strays:

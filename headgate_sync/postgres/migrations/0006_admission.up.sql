@@ -72,8 +72,7 @@ $$;
 -- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
 --            jobs left them (null for none); whether a group is closed; in how many of all queues the worker is known as
 --            asleep; whether any fingerprint is in quarantine, any job tagged, any queue under a ceiling of its own; what
---            was folded, and before which transaction that is all; the time; whether to wait for classes, which only
---            those may do who hold none.
+--            was folded, and before which transaction that is all; the time.
 -- Rows:      headgate_admission.
 -- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
@@ -87,8 +86,7 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
   q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
   v_has_closed boolean, v_asleep integer, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
-  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint,
-  v_patient boolean)
+  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint)
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -107,14 +105,13 @@ DECLARE
   q_pos integer[];
   q_end integer[];
   v_closed_any boolean := false;
-  v_top_count bigint;
-  v_top_weight bigint;
 
   v_held text[] := ARRAY[]::text[];
   v_skip text[] := ARRAY[]::text[];
   v_wanted text[];
   v_locked text[];
   v_first_lock boolean := true;
+  v_patient boolean := true;
 
   v_window integer;
   v_draws integer := 1;
@@ -304,7 +301,6 @@ BEGIN
     ) AS ceiling;
   END IF;
 
-  -- The ledger: a queue that was idle is at most the lag behind the one that was served most.
   v_count := least(p_capacity, greatest(p_quantum, 1));
   v_window := least(p_window_max, 2 * ((p_capacity + v_count - 1) / v_count) + p_window_spare);
   q_need := array_fill(v_window, ARRAY[nq]);
@@ -312,20 +308,6 @@ BEGIN
   q_undrawn := array_fill(false, ARRAY[nq]);
   q_pos := array_fill(1, ARRAY[nq]);
   q_end := array_fill(0, ARRAY[nq]);
-  IF nq > 1 THEN
-    v_top_count := 0;
-    v_top_weight := 1;
-    FOR qi IN 1..nq LOOP
-      IF q_dispatch[qi]::numeric * v_top_weight > v_top_count::numeric * q_weight[qi] THEN
-        v_top_count := q_dispatch[qi];
-        v_top_weight := q_weight[qi];
-      END IF;
-    END LOOP;
-    FOR qi IN 1..nq LOOP
-      q_dispatch[qi] := greatest(
-        q_dispatch[qi], div(v_top_count::numeric * q_weight[qi], v_top_weight)::bigint - p_ledger_lag);
-    END LOOP;
-  END IF;
   FOR qi IN 1..nq LOOP
     q_inflight[qi] := greatest(0, q_inflight[qi] - coalesce(q_freed[qi], 0));
   END LOOP;
@@ -348,6 +330,7 @@ BEGIN
       -- Groups of lanes, least recently served first.
       n_tid := NULL;
       n_row := NULL;
+      v_wrong := NULL;
       SELECT array_agg(g.place), array_agg(g.rate_class), array_agg(g.sticky_worker), array_agg(g.tid),
         array_agg(g.head_round), bool_or(g.rate_class <> '')
       INTO g_queue, g_class, g_sticky, g_tid, g_head, v_any
@@ -555,7 +538,7 @@ BEGIN
         FROM unnest(n_group) AS hit (gi);
         v_hit := (SELECT count(DISTINCT hit.gi) FROM unnest(n_group) AS hit (gi));
       END IF;
-      IF nl = 0 AND v_hit + p_window_spare < v_groups AND coalesce(cardinality(n_tid), 0) < v_window THEN
+      IF nl = 0 AND v_groups > p_window_spare AND v_hit < v_groups AND coalesce(cardinality(n_tid), 0) < v_window THEN
         -- Groups without a lane that can be picked need not be visited again. A few are cheaper to visit than to write.
         UPDATE {schema}.headgate_lane_group AS lane_group
         SET head_round = NULL, head_partition = NULL
@@ -1412,6 +1395,12 @@ BEGIN
     FROM unnest(b_tid, b_units, b_at, b_spent) AS b (tid, units, at_ms, spent)
     WHERE budget.ctid = b.tid AND b.spent > 0;
   END IF;
+  IF v_lost IS NOT NULL THEN
+    -- A lane may have been parked for a claim that was lost.
+    PERFORM {schema}.headgate_unpark(array_agg(q_name[p_queue[lost.part]]), array_agg(p_key[lost.part]))
+    FROM (SELECT DISTINCT l_part[d_lane[d.place]] AS part FROM unnest(v_lost) AS d (place)) AS lost
+    WHERE p_inflight[lost.part] + p_taken[lost.part] - coalesce(p_sent[lost.part], 0) < q_part_cap[p_queue[lost.part]];
+  END IF;
   FOR qi IN 1..nq LOOP
     IF q_decided[qi] > 0 OR q_freed[qi] > 0 THEN
       UPDATE {schema}.headgate_queue AS queue
@@ -1488,7 +1477,7 @@ END $$;
 -- Locks:     queues; then those of headgate_admit_under_policies.
 --
 -- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
--- and one queue of which none can bind takes a short road here: where no class, no ceiling and no quarantined row refuses,
+-- and a queue of which none can bind, while no other queue of the request has lanes, takes a short road here: where no class, no ceiling and no quarantined row refuses,
 -- only shares bind, and then a sort says what the loop over candidates would decide. What all its jobs would cost their
 -- classes is looked at in one go, under the locks of the classes: where the sum fits, each fits in whatever order. Whatever
 -- the short road meets that it cannot judge, it leaves to the whole decision before it has written anything but what it
@@ -1526,6 +1515,8 @@ DECLARE
   v_asleep integer := 0;
   v_has_ceilings boolean := false;
   q_parks integer[];
+  q_of_partition integer[];
+  q_of_queue integer[];
   q_since xid8[];
   v_horizon xid8;
   v_taken integer;
@@ -1550,8 +1541,13 @@ DECLARE
   v_empty text[];
   nd integer := 0;
   v_claims integer := 0;
+  i integer;
+  qi integer;
   li integer;
   pi integer;
+  v_room integer;
+  v_top_count bigint;
+  v_top_weight bigint;
 BEGIN
   IF p_capacity = 0 OR cardinality(p_queues) = 0 THEN
     facts := ROW(0, NULL, 0, 0, 0, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -1625,6 +1621,8 @@ BEGIN
       v_news := v_news OR first.has_news;
       v_closed_until := least(v_closed_until, first.closed_until);
       q_parks[nq] := first.that_parks;
+      q_of_partition[nq] := first.of_partition;
+      q_of_queue[nq] := first.of_queue;
       v_has_ceilings := v_has_ceilings OR first.of_partition IS NOT NULL OR first.of_queue IS NOT NULL;
     END IF;
   END LOOP;
@@ -1652,9 +1650,47 @@ BEGIN
       ) AS due));
   END IF;
 
-  v_plain := cardinality(p_queues) = 1
-    AND (greatest(0, q_inflight[1] - coalesce(q_freed[1], 0)) + p_capacity > first.of_queue) IS NOT TRUE;
-  IF v_plain AND nq = 1 THEN
+  qi := 1;
+  v_plain := true;
+  IF nq > 1 THEN
+    -- The ledger: a queue that was idle is at most the lag behind the one that was served most.
+    v_top_count := 0;
+    v_top_weight := 1;
+    FOR i IN 1..nq LOOP
+      IF q_dispatch[i]::numeric * v_top_weight > v_top_count::numeric * q_weight[i] THEN
+        v_top_count := q_dispatch[i];
+        v_top_weight := q_weight[i];
+      END IF;
+    END LOOP;
+    FOR i IN 1..nq LOOP
+      q_dispatch[i] := greatest(
+        q_dispatch[i], div(v_top_count::numeric * q_weight[i], v_top_weight)::bigint - p_ledger_lag);
+    END LOOP;
+    -- Where only one of the queues has lanes, it alone decides.
+    SELECT coalesce(min(wanted.place), 1), count(*) <= 1
+    INTO qi, v_plain
+    FROM unnest(q_name) WITH ORDINALITY AS wanted (queue, place)
+    CROSS JOIN LATERAL (
+      SELECT true
+      FROM {schema}.headgate_lane_group AS mine
+      CROSS JOIN LATERAL (
+        SELECT true
+        FROM {schema}.headgate_lane AS lane
+        WHERE lane.queue = wanted.queue AND lane.rate_class = mine.rate_class
+          AND lane.sticky_worker = mine.sticky_worker AND lane.active AND NOT lane.parked
+          AND lane.last_round >= mine.head_round
+        LIMIT 1
+      ) AS lane
+      WHERE mine.queue = wanted.queue AND mine.sticky_worker IN ('', p_worker) AND mine.open
+        AND mine.head_round IS NOT NULL
+      LIMIT 1
+    ) AS live;
+  END IF;
+  v_plain := v_plain
+    AND (greatest(0, q_inflight[qi] - coalesce(q_freed[qi], 0)) + p_capacity > q_of_queue[qi]) IS NOT TRUE;
+  IF v_plain AND nq > 0 THEN
+    v_queue := q_name[qi];
+    v_room := q_of_partition[qi];
     -- The window of the lanes without worker; an open group of the worker's own needs the long road.
     v_limit := least(p_capacity, greatest(p_quantum, 1));
     SELECT array_agg(n.tid) AS tids, array_agg(n.lane_key) AS keys, array_agg(n.partition_key) AS partitions,
@@ -1662,12 +1698,16 @@ BEGIN
       array_agg(n.part_tid) AS part_tids, array_agg(n.deficit) AS deficits, array_agg(n.inflight) AS inflights,
       array_agg(n.quantum_override) AS overrides, count(*) AS n, sum(n.inflight)::bigint AS running,
       bool_or(n.inflight >= 2) AS is_busy,
-      bool_or(n.last_round <> n.part_round OR n.inflight >= first.of_partition) AS is_wrong,
+      bool_or(n.last_round <> n.part_round OR n.inflight >= v_room) AS is_wrong,
       ARRAY (
         SELECT mine.rate_class FROM {schema}.headgate_lane_group AS mine
         WHERE mine.queue = v_queue AND mine.sticky_worker = '' AND mine.open AND mine.head_round IS NOT NULL
         LIMIT p_window_spare + 1) AS groups,
       (SELECT true FROM {schema}.headgate_lane_group AS own
+       CROSS JOIN LATERAL (
+         SELECT true FROM {schema}.headgate_lane AS lane
+         WHERE lane.queue = v_queue AND lane.rate_class = own.rate_class AND lane.sticky_worker = own.sticky_worker
+           AND lane.active AND NOT lane.parked AND lane.last_round >= own.head_round LIMIT 1) AS pinned
        WHERE own.queue = v_queue AND own.sticky_worker = p_worker AND own.open AND own.head_round IS NOT NULL
          AND p_worker <> '' LIMIT 1) AS has_own
     INTO lanes
@@ -1707,7 +1747,7 @@ BEGIN
     ) AS n;
     np := lanes.n;
     v_classes := CASE WHEN lanes.groups <@ ARRAY[''] THEN v_freed_class ELSE v_freed_class || lanes.groups END;
-    IF np > 0 AND {schema}.headgate_bounds_follow(q_round[1]) THEN
+    IF np > 0 AND {schema}.headgate_bounds_follow(q_round[qi]) THEN
       UPDATE {schema}.headgate_lane_group AS mine
       SET head_round = first_of.last_round, head_partition = first_of.partition_key
       FROM (
@@ -1753,7 +1793,7 @@ BEGIN
       LIMIT p_capacity
     ) AS job;
     v_plain := drawn.seqs IS NOT NULL
-      AND (cardinality(drawn.seqs) > first.of_partition - lanes.inflights[1]) IS NOT TRUE;
+      AND (cardinality(drawn.seqs) > v_room - lanes.inflights[1]) IS NOT TRUE;
   ELSIF v_plain AND np > 0 THEN
     -- Where one job of each lane fills the capacity, two are drawn of each of the lanes that were served least recently;
     -- else as many as the shares allow and one more. More is drawn while that may hide what comes before it.
@@ -1787,7 +1827,7 @@ BEGIN
             FROM (
               SELECT known.nth, known.lane_key, known.partition_key, known.rate_class, known.round, known.before,
                 known.part, known.deficit + coalesce(known.override, v_quantum) AS share,
-                first.of_partition - known.inflight AS room,
+                v_room - known.inflight AS room,
                 p_quantum = 0 AND np > 1 AND known.inflight >= 2
                   AND known.inflight * (np - 1) > 2 * (lanes.running - known.inflight) AS is_noisy
               FROM unnest(lanes.keys, lanes.partitions, lanes.classes, lanes.rounds, lanes.befores, l_part,
@@ -1835,46 +1875,59 @@ BEGIN
     INTO drawn;
   END IF;
   IF v_plain AND v_classes IS NOT NULL THEN
-    -- Only where nobody holds them: the long road has the patience. All claims bear the instant after the locks.
-    v_locked := ARRAY (
-      SELECT class.name
+    -- All classes or none: whoever goes on to the whole decision waits for them there, in order, and must hold none. All
+    -- claims bear the instant after the locks.
+    BEGIN
+      v_locked := ARRAY (
+        SELECT class.name
+        FROM {schema}.headgate_rate_class AS class
+        WHERE class.name = ANY (v_freed_class || ARRAY (
+          SELECT lanes.classes[picked.lane] FROM unnest(drawn.lanes) AS picked (lane)))
+        ORDER BY class.name
+        FOR NO KEY UPDATE SKIP LOCKED);
+      v_now := {schema}.headgate_now_ms();
+      -- The groups of a paused class, and of one that its own ceiling fills, are not part of a window. What can never pass
+      -- is held wherever it is met, beyond a share as well.
+      WITH drawn_of AS MATERIALIZED (
+        SELECT lanes.classes[each.lane] AS name, count(*) FILTER (WHERE each.is_picked) AS n,
+          sum(each.weight) FILTER (WHERE each.is_picked) AS weight,
+          max(each.weight) FILTER (WHERE NOT each.is_picked) AS beyond
+        FROM (
+          SELECT picked.lane, picked.weight, true AS is_picked
+          FROM unnest(drawn.lanes, drawn.weights) AS picked (lane, weight)
+          UNION ALL
+          SELECT other.lane, other.weight, false
+          FROM unnest(drawn.others, drawn.other_weights) AS other (lane, weight)
+        ) AS each
+        GROUP BY 1
+      )
+      SELECT bool_or(
+          ((drawn_of.n > 0 OR class.name = ANY (v_freed_class)) AND class.name <> ALL (v_locked))
+          OR (class.name = ANY (lanes.groups) AND (
+            class.paused OR class.paused_until_ms > v_now OR budgets.is_short
+            OR class.inflight - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0)
+              + greatest(1, drawn_of.n) > (
+                SELECT min(ceiling.max_concurrent) FROM {schema}.headgate_ceiling AS ceiling
+                WHERE ceiling.queue = '' AND ceiling.rate_class = class.name)))) IS NOT TRUE,
+        array_agg(class.name) FILTER (WHERE budgets.n > 0)
+      INTO v_plain, v_charged
       FROM {schema}.headgate_rate_class AS class
-      WHERE class.name = ANY (v_freed_class || ARRAY (
-        SELECT lanes.classes[picked.lane] FROM unnest(drawn.lanes) AS picked (lane)))
-      ORDER BY class.name
-      FOR NO KEY UPDATE SKIP LOCKED);
-    v_now := {schema}.headgate_now_ms();
-    -- The groups of a paused class, and of one that its own ceiling fills, are not part of a window.
-    SELECT bool_or(
-        ((spent.n > 0 OR class.name = ANY (v_freed_class)) AND class.name <> ALL (v_locked))
-        OR (class.name = ANY (lanes.groups) AND (
-          class.paused OR class.paused_until_ms > v_now OR budgets.is_short
-          OR class.inflight - coalesce(v_freed_n[array_position(v_freed_class, class.name)], 0) + greatest(1, spent.n) > (
-            SELECT min(ceiling.max_concurrent) FROM {schema}.headgate_ceiling AS ceiling
-            WHERE ceiling.queue = '' AND ceiling.rate_class = class.name)))) IS NOT TRUE,
-      array_agg(class.name) FILTER (WHERE budgets.n > 0)
-    INTO v_plain, v_charged
-    FROM {schema}.headgate_rate_class AS class
-    CROSS JOIN LATERAL (
-      SELECT count(*) AS n, sum(picked.weight) AS weight
-      FROM unnest(drawn.lanes, drawn.weights) AS picked (lane, weight)
-      WHERE lanes.classes[picked.lane] = class.name
-    ) AS spent
-    CROSS JOIN LATERAL (
-      SELECT max(other.weight) AS weight
-      FROM unnest(drawn.others, drawn.other_weights) AS other (lane, weight)
-      WHERE lanes.classes[other.lane] = class.name
-    ) AS beyond
-    CROSS JOIN LATERAL (
-      -- What can never pass is held wherever it is met, beyond a share as well.
-      SELECT count(*) AS n, bool_or(beyond.weight > budget.burst
-        OR (spent.weight > 0 AND spent.weight > {schema}.headgate_units_at(
-          budget.units, budget.limit_tokens, budget.window_ms, budget.burst, budget.refilled_at_ms, v_now)
-          / budget.window_ms)) AS is_short
-      FROM {schema}.headgate_budget AS budget
-      WHERE budget.rate_class = class.name
-    ) AS budgets
-    WHERE class.name = ANY (v_classes);
+      LEFT JOIN drawn_of ON drawn_of.name = class.name
+      CROSS JOIN LATERAL (
+        SELECT count(*) AS n, bool_or(drawn_of.beyond > budget.burst
+          OR (drawn_of.weight > 0 AND drawn_of.weight > {schema}.headgate_units_at(
+            budget.units, budget.limit_tokens, budget.window_ms, budget.burst, budget.refilled_at_ms, v_now)
+            / budget.window_ms)) AS is_short
+        FROM {schema}.headgate_budget AS budget
+        WHERE budget.rate_class = class.name AND drawn_of.name IS NOT NULL
+      ) AS budgets
+      WHERE class.name = ANY (v_classes);
+      IF NOT v_plain THEN
+        RAISE lock_not_available;
+      END IF;
+    EXCEPTION WHEN lock_not_available THEN
+      v_plain := false;
+    END;
   END IF;
 
   IF NOT v_plain THEN
@@ -1885,7 +1938,7 @@ BEGIN
       p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
       q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
       first.has_tags IS TRUE, v_has_ceilings, v_taken, v_horizon, coalesce(v_freed_class, ARRAY[]::text[]),
-      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now, (cardinality(v_locked) > 0) IS NOT TRUE) AS whole;
+      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
     RETURN;
   END IF;
 
@@ -1948,7 +2001,7 @@ BEGIN
       -- more was drawn than taken needs no look. The other lanes of a partition follow it, or they would be out of date.
       WITH served AS (
         UPDATE {schema}.headgate_lane AS lane
-        SET last_round = q_round[1] + 1, parked = coalesce(done.inflight >= first.that_parks, false),
+        SET last_round = q_round[qi] + 1, parked = coalesce(done.inflight >= q_parks[qi], false),
           active = CASE WHEN lane.ctid = ANY (v_left) THEN true ELSE (
             SELECT true
             FROM {schema}.headgate_job AS job
@@ -2010,11 +2063,11 @@ BEGIN
       + coalesce((SELECT spent.n FROM spent WHERE spent.name = class.name), 0)
     WHERE class.name = ANY (v_locked);
   END IF;
-  IF np > 0 OR q_freed[1] > 0 THEN
+  IF np > 0 OR q_freed[qi] > 0 THEN
     WITH accounted AS (
       UPDATE {schema}.headgate_partition AS part
       SET deficit = done.deficit, inflight = part.inflight + done.taken,
-        last_round = CASE WHEN done.taken > 0 THEN q_round[1] + 1 ELSE part.last_round END
+        last_round = CASE WHEN done.taken > 0 THEN q_round[qi] + 1 ELSE part.last_round END
       FROM (
         SELECT p.tid, p_taken[p.nth] AS taken, p.deficit AS before,
           CASE WHEN p.key = ANY (v_empty) THEN 0
@@ -2028,14 +2081,20 @@ BEGIN
       WHERE part.ctid = done.tid AND (done.taken > 0 OR done.deficit <> done.before)
     )
     UPDATE {schema}.headgate_queue AS queue
-    SET inflight = greatest(0, queue.inflight - coalesce(q_freed[1], 0)) + v_claims,
-      dispatch_count = queue.dispatch_count + v_claims, round = queue.round + (v_claims > 0)::integer,
+    SET inflight = greatest(0, queue.inflight - coalesce(q_freed[qi], 0)) + v_claims,
+      dispatch_count = CASE WHEN v_claims > 0 THEN q_dispatch[qi] + v_claims ELSE queue.dispatch_count END, round = queue.round + (v_claims > 0)::integer,
       inbox_from = coalesce(v_horizon, queue.inbox_from)
-    WHERE queue.queue = v_queue AND (v_claims > 0 OR q_freed[1] > 0);
+    WHERE queue.queue = v_queue AND (v_claims > 0 OR q_freed[qi] > 0);
     IF NOT FOUND AND v_claims > 0 THEN
       INSERT INTO {schema}.headgate_queue (queue, dispatch_count, round, inflight)
-      VALUES (v_queue, v_claims, 1, v_claims);
+      VALUES (v_queue, q_dispatch[qi] + v_claims, 1, v_claims);
     END IF;
+  END IF;
+  IF nq > 1 AND v_news THEN
+    UPDATE {schema}.headgate_queue AS queue
+    SET inflight = greatest(0, queue.inflight - other.freed), inbox_from = coalesce(v_horizon, queue.inbox_from)
+    FROM unnest(q_name, q_freed) WITH ORDINALITY AS other (queue, freed, place)
+    WHERE queue.queue = other.queue AND other.freed > 0 AND other.place <> qi;
   END IF;
 
   IF nd = 0 AND v_taken >= p_fold_max THEN
@@ -2050,16 +2109,17 @@ BEGIN
   IF nd >= p_capacity THEN
     IF v_asleep > 0 THEN
       DELETE FROM {schema}.headgate_sleeper AS sleeper
-      WHERE sleeper.queue = p_queues[1] AND sleeper.worker = p_worker;
+      WHERE sleeper.queue = ANY (p_queues) AND sleeper.worker = p_worker;
     END IF;
-  ELSIF v_asleep = 0 THEN
+  ELSIF v_asleep < cardinality(p_queues) THEN
     INSERT INTO {schema}.headgate_sleeper (queue, worker, slept_at_ms)
-    VALUES (p_queues[1], p_worker, {schema}.headgate_now_ms())
+    SELECT wanted.queue, p_worker, {schema}.headgate_now_ms()
+    FROM unnest(p_queues) AS wanted (queue)
     ON CONFLICT DO NOTHING;
   END IF;
   facts := ROW(0,
     CASE WHEN v_closed_until IS NOT NULL THEN {schema}.headgate_reopens_in(
-      q_name, ARRAY[first.that_parks], p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
+      q_name, q_parks, p_worker, p_window_spare, v_now, ARRAY[]::bigint[]) END,
     0, 0, v_refused, 0, ARRAY[]::bigint[], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   RETURN NEXT facts;
