@@ -1477,11 +1477,11 @@ END $$;
 -- Locks:     queues; then those of headgate_admit_under_policies.
 --
 -- The cost of a call is statements and expressions started, hardly rows. So one statement asks which policies there are,
--- and a queue of which none can bind, while no other queue of the request has lanes, takes a short road here: where no class, no ceiling and no quarantined row refuses,
--- only shares bind, and then a sort says what the loop over candidates would decide. What all its jobs would cost their
--- classes is looked at in one go, under the locks of the classes: where the sum fits, each fits in whatever order. Whatever
--- the short road meets that it cannot judge, it leaves to the whole decision before it has written anything but what it
--- folded, and the bounds.
+-- and where none of them can bind and only one of the queues has lanes, a short road is taken here: where no class, no
+-- ceiling and no quarantined row refuses, only shares bind, and then a sort says what the loop over candidates would
+-- decide. What all its jobs would cost their classes is looked at in one go, under the locks of the classes: where the sum
+-- fits, each fits in whatever order. Whatever the short road meets that it cannot judge, it leaves to the whole decision
+-- before it has written anything but what it folded, and the bounds.
 CREATE FUNCTION {schema}.headgate_admit(
   p_worker text, p_lease_id text, p_queues text[], p_capacity integer, p_lease_ms bigint, p_quantum integer,
   p_window_max integer, p_window_spare integer, p_window_draws integer, p_deficit_cap integer, p_ledger_lag integer,
