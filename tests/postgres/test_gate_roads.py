@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headgate_sync.policy import LEDGER_LAG
 from tests.backends import PostgresBackend
 from tests.builders import steer
 from tests.postgres.visits import admit_rows, undone
@@ -45,6 +46,11 @@ def _calls(connection: psycopg.Connection[Any]) -> int:
     name = "headgate.headgate_admit_under_policies"
     row = connection.execute(_WHOLE, [name]).fetchone()
     return int((row and row[0]) or 0)
+
+
+def rows(postgres: PostgresBackend, query: str) -> list[Any]:
+    found: list[Any] = postgres.connection.execute(f"{query} ORDER BY 1").fetchall()
+    return found
 
 
 def roomy_class(store: Any) -> None:
@@ -220,6 +226,11 @@ def test_a_class_that_is_held_for_a_moment_is_waited_for(store, other, has_exit)
         )
         admitted = pool.submit(admit_rows, other, lock_wait_ms=20_000)
         wait_until_blocked(admin, holder)
+        # Whoever waits holds no other: two could wait for each other.
+        admin.execute(
+            "SELECT FROM headgate.headgate_rate_class WHERE name = 'b'"
+            " FOR NO KEY UPDATE NOWAIT"
+        )
         holder.rollback()
         *claims, _ = admitted.result()
     assert {"a-1", "a-2"} <= {row["id"] for row in claims}
@@ -260,9 +271,69 @@ def test_idle_groups_do_not_make_the_road_long(store, other):
     for n in range(18):
         fill(store, f"c{n:02}", 3 if n < 10 else 1, rate_class=f"c{n:02}")
     ack_all(store, admit(store, 18, quantum=1))
-    assert whole_decisions(other) == 1
-    ack_all(store, admit(store, 1))
-    assert whole_decisions(other) == 0
+    assert whole_decisions(other, quantum=1) == 1
+    ack_all(store, admit(store, 10, quantum=1))
+    assert whole_decisions(other, quantum=1) == 0
+
+
+def test_exits_of_a_class_that_is_held_are_not_lost(store, postgres, other):
+    for name in "ab":
+        rate_class(store, name, "10/1000", 10)
+    fill(store, "b", 1, rate_class="b")
+    ack_all(store, admit(store))
+    fill(store, "a", 1, rate_class="a")
+    with psycopg.connect(other.info.dsn) as holder:
+        holder.execute(
+            "SELECT FROM headgate.headgate_rate_class WHERE name = 'b' FOR UPDATE"
+        )
+        *claims, _ = admit_rows(other, lock_wait_ms=1)
+        other.commit()
+    assert [row["id"] for row in claims] == ["a-1"]
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(6)) == 0
+    admit(store)
+    assert rows(
+        postgres, "SELECT name, inflight FROM headgate.headgate_rate_class"
+    ) == [
+        ("a", 1),
+        ("b", 0),
+    ]
+
+
+def test_what_never_passes_is_held_behind_a_share_as_well(store, other):
+    rate_class(store, "c", "9/1000", 9)
+    fill(store, "light", 1, partition_key="p", rate_class="c")
+    fill(store, "heavy", 1, partition_key="p", rate_class="c", weight=10)
+    assert whole_decisions(other, quantum=1) == 1
+    batch = admit(store, quantum=1)
+    assert ids(batch) == ["light-1"]
+    assert batch.refused == {"rate_class": 1}
+
+
+def test_a_partition_of_two_classes_is_noisy_once(store, other):
+    fill(store, "x", 6, partition_key="n", rate_class="x")
+    fill(store, "y", 6, partition_key="n")
+    assert len(admit(store, 4).claims) == 4
+    for name in "ab":
+        fill(store, name, 2)
+    assert ids(admit(store, 2, quantum=1)) == ["a-1", "b-1"]
+    assert whole_decisions(other, capacity=1, quantum=0) == 0
+    # Least recently served, but with 4 of 6 running jobs.
+    assert ids(admit(store, 1, quantum=0)) == ["a-2"]
+
+
+def test_a_queue_that_was_idle_is_at_most_the_lag_behind(store, postgres, other):
+    """Also where it alone has work."""
+    fill(store, "busy", 100, queue="busy")
+    ack_all(store, admit(store, 100, queues=("busy",)))
+    fill(store, "job", 1)
+    asked = ["busy", "q"]
+    assert whole_decisions(other, queues=asked) == 0
+    assert ids(admit(store, queues=asked)) == ["job-1"]
+    counters = "SELECT queue, dispatch_count, inflight FROM headgate.headgate_queue"
+    assert rows(postgres, counters) == [
+        ("busy", 100, 0),
+        ("q", 100 - LEDGER_LAG + 1, 1),
+    ]
 
 
 def test_of_several_queues_one_with_lanes_takes_the_short_road(store, other):

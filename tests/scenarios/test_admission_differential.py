@@ -370,6 +370,9 @@ class History:
             evolve(backend.snapshot(), minutes={}) for backend in self.backends
         ]
         assert not differences(*snapshots)
+        maintenance = self.stores[1].maintenance
+        assert maintenance is not None
+        assert sum(maintenance.gate_reconcile(100) for _ in range(6)) == 0
         left, right = self.inspects
         assert left.rate_classes() == right.rate_classes()
         assert left.concurrency_limits() == right.concurrency_limits()

@@ -1853,14 +1853,6 @@ BEGIN
         ) AS merged
         ORDER BY merged.is_over, merged.is_noisy, merged.round, merged.priority DESC, merged.at_ms, merged.seq
       ) AS c;
-      IF np < lanes.n THEN
-        -- The rows of a partition that has several lanes are counted together; here each lane for itself.
-        drawn.is_used_up := EXISTS (
-          SELECT FROM unnest(drawn.lanes) AS picked (lane)
-          GROUP BY picked.lane
-          HAVING count(*) < p_capacity AND count(*) >= least(
-            lanes.deficits[picked.lane] + coalesce(lanes.overrides[picked.lane], v_quantum) + v_beyond, v_most));
-      END IF;
       EXIT WHEN drawn.is_gone OR (drawn.is_used_up IS NOT TRUE AND (v_all OR drawn.within >= p_capacity));
       IF v_all AND v_most >= p_capacity THEN
         v_beyond := 4 * v_beyond;
@@ -1875,8 +1867,7 @@ BEGIN
     INTO drawn;
   END IF;
   IF v_plain AND v_classes IS NOT NULL THEN
-    -- All classes or none: whoever goes on to the whole decision waits for them there, in order, and must hold none. All
-    -- claims bear the instant after the locks.
+    -- All classes or none: whoever goes on to the whole decision waits for them there, in order, and must hold none.
     BEGIN
       v_locked := ARRAY (
         SELECT class.name
@@ -1885,7 +1876,6 @@ BEGIN
           SELECT lanes.classes[picked.lane] FROM unnest(drawn.lanes) AS picked (lane)))
         ORDER BY class.name
         FOR NO KEY UPDATE SKIP LOCKED);
-      v_now := {schema}.headgate_now_ms();
       -- The groups of a paused class, and of one that its own ceiling fills, are not part of a window. What can never pass
       -- is held wherever it is met, beyond a share as well.
       WITH drawn_of AS MATERIALIZED (
