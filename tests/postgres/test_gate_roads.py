@@ -323,6 +323,8 @@ def test_a_partition_of_two_classes_is_noisy_once(store, other):
 
 def test_a_queue_that_was_idle_is_at_most_the_lag_behind(store, postgres, other):
     """Also where it alone has work."""
+    fill(store, "then", 1)
+    ack_all(store, admit(store))
     fill(store, "busy", 100, queue="busy")
     ack_all(store, admit(store, 100, queues=("busy",)))
     fill(store, "job", 1)
