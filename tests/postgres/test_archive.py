@@ -43,11 +43,6 @@ def month_ms(year, month):
 
 
 @pytest.fixture
-def store(postgres):
-    return postgres.make_store()
-
-
-@pytest.fixture
 def clock(postgres):
     return postgres.clock
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from headgate_sync.lifecycle import Outcome
 from tests.builders import run_one
-
-
-@pytest.fixture
-def store(postgres):
-    return postgres.make_store()
 
 
 def claim(store, *keys):

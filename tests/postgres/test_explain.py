@@ -16,7 +16,7 @@ from headgate_sync.explanation import MAX_AHEAD
 from headgate_sync.policy import FOLD_MAX, WINDOW_MAX
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
-from tests.backends import SCHEMA, PostgresBackend
+from tests.backends import SCHEMA
 from tests.builders import admit, enqueue, steer
 from tests.scenarios.gate import ceiling, fill, rate_class
 from tests.servers import new_database
@@ -53,11 +53,6 @@ SELECT coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read), 0),
   coalesce(sum(idx_tup_fetch), 0)
 FROM pg_stat_xact_user_tables WHERE schemaname = %s
 """
-
-
-@pytest.fixture
-def store(postgres: PostgresBackend) -> Any:
-    return postgres.make_store()
 
 
 def test_it_works_in_a_read_only_transaction(store, database_url):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,19 +39,6 @@ POLICY_TABLES = (
     "inbox",
     "sleeper",
 )
-
-
-@pytest.fixture
-def store(postgres: PostgresBackend) -> Any:
-    return postgres.make_store()
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session of somebody else, in a transaction that ends with the test."""
-    with psycopg.connect(database_url) as connection:
-        yield connection
-        connection.rollback()
 
 
 def versions(postgres: PostgresBackend) -> dict[str, list[Any]]:

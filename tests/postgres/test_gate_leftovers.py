@@ -6,14 +6,12 @@ others have finished; an admission may read some of it, but must not drown in it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from headgate_sync.policy import FOLD_MAX
-from tests.backends import PostgresBackend
 from tests.builders import envelope, steer
 from tests.postgres.visits import admit_rows, undone, visit, wait_until_alone
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
@@ -28,19 +26,6 @@ _WRITTEN = """
 SELECT relname, n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables
 WHERE schemaname = 'headgate'
 """
-
-
-@pytest.fixture
-def store(postgres: PostgresBackend) -> Any:
-    return postgres.make_store()
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session of somebody else, in a transaction that ends with the test."""
-    with psycopg.connect(database_url) as connection:
-        yield connection
-        connection.rollback()
 
 
 def written(connection: psycopg.Connection[Any]) -> dict[str, int]:

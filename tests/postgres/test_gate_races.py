@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
@@ -144,14 +143,6 @@ def test_a_crowd_keeps_to_the_limits_and_leaves_exact_counters(
             for claim in batch.claims:
                 store.ack(claim.lease_ref, Outcome.SUCCESS)
     assert not set(counts(store)) & {"available", "running", "retryable", "scheduled"}
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session of somebody else, in a transaction that ends with the test."""
-    with psycopg.connect(database_url) as connection:
-        yield connection
-        connection.rollback()
 
 
 def test_a_class_resumed_while_its_first_lanes_are_taken_in_stays_open(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,17 +21,11 @@ _WHOLE = "SELECT pg_stat_get_xact_function_calls(%s::regproc)"
 
 
 @pytest.fixture
-def store(postgres: PostgresBackend) -> Any:
-    return postgres.make_store()
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session that counts the calls of functions."""
-    with psycopg.connect(database_url) as connection:
-        connection.execute("SET track_functions = 'pl'")
-        connection.commit()
-        yield connection
+def other(other: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """It counts the calls of functions."""
+    other.execute("SET track_functions = 'pl'")
+    other.commit()
+    return other
 
 
 def whole_decisions(connection: psycopg.Connection[Any], **asked: Any) -> int:

@@ -383,6 +383,10 @@ class PlainHistory(History):
 
     classes = ("",)
 
+    def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
+        super().__init__(seed, backends)
+        self.queues = QUEUES[:1]
+
     def steer(self) -> None:
         arguments = (
             self.random.choice(self.queues),
@@ -419,27 +423,6 @@ class RoomyHistory(History):
         return self.kinds[int(partition[1:]) % len(self.kinds)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_both_stores_decide_alike_where_few_policies_bind(
-    memory: MemoryBackend, postgres: PostgresBackend, seed: int
-):
-    history = RoomyHistory(seed, (memory, postgres))
-    for _ in range(40):
-        history.step()
-    history.compare()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_both_stores_decide_alike_without_policies(
-    memory: MemoryBackend, postgres: PostgresBackend, seed: int
-):
-    history = PlainHistory(seed, (memory, postgres))
-    history.queues = history.queues[:1]
-    for _ in range(40):
-        history.step()
-    history.compare()
-
-
 def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
     """Running jobs by what the ceiling counts."""
     found: dict[str, int] = {}
@@ -456,10 +439,11 @@ def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", [History, RoomyHistory, PlainHistory])
 def test_both_stores_decide_alike(
-    memory: MemoryBackend, postgres: PostgresBackend, seed: int
+    memory: MemoryBackend, postgres: PostgresBackend, kind: type[History], seed: int
 ):
-    history = History(seed, (memory, postgres))
+    history = kind(seed, (memory, postgres))
     for _ in range(40):
         history.step()
     history.compare()

@@ -295,9 +295,14 @@ def test_a_dependency_that_nothing_can_fill_is_refused_at_its_declaration() -> N
     async def later() -> int:
         return 1
 
+    class Later:
+        async def __call__(self) -> int:
+            return 1
+
     for function, match in (
         (open_ended, "open_ended: number: nothing fills"),
         (later, "no plain function"),
+        (Later(), "no plain function"),
         ("text", "no plain function"),
     ):
 
