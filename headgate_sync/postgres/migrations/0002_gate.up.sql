@@ -325,7 +325,8 @@ FROM {schema}.headgate_ceiling AS ceiling
 WHERE ceiling.queue = p_queue AND ceiling.scope = 'partition' AND ceiling.on_saturated = 'queue'
 $$;
 
--- Clear the marks of the lanes of partitions that are below their ceilings again; the caller holds the locks of the queues.
+-- Clear the marks of the lanes of partitions that are below their ceilings again. The caller holds the locks of the
+-- queues.
 CREATE FUNCTION {schema}.headgate_unpark(p_queues text[], p_partitions text[]) RETURNS void
   LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off

@@ -1876,6 +1876,8 @@ BEGIN
           SELECT lanes.classes[picked.lane] FROM unnest(drawn.lanes) AS picked (lane)))
         ORDER BY class.name
         FOR NO KEY UPDATE SKIP LOCKED);
+      -- All claims bear this instant; whoever held the classes before may have refilled them after the one above.
+      v_now := {schema}.headgate_now_ms();
       -- The groups of a paused class, and of one that its own ceiling fills, are not part of a window. What can never pass
       -- is held wherever it is met, beyond a share as well.
       WITH drawn_of AS MATERIALIZED (

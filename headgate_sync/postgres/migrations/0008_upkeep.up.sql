@@ -54,7 +54,9 @@ BEGIN
     UPDATE {schema}.headgate_queue AS known
     SET inbox_from = '0'
     WHERE known.queue = headgate_gate_fold.queue AND known.inbox_from > pg_snapshot_xmin(pg_current_snapshot());
-    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, ARRAY[{schema}.headgate_parks(queue)]) AS fold;
+    SELECT fold.*
+    INTO folded
+    FROM {schema}.headgate_fold(ARRAY[queue], ARRAY['0'::xid8], p_limit, ARRAY[{schema}.headgate_parks(queue)]) AS fold;
     PERFORM {schema}.headgate_apply_freed(queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
     taken := folded.taken;
   END IF;
@@ -78,7 +80,6 @@ DECLARE
   u_round bigint[];
   u_partition text[];
 BEGIN
-
   -- Running jobs and exits not folded yet, in one statement: in two snapshots an exit would be counted twice.
   WITH unfolded AS MATERIALIZED (
     SELECT inbox.partition_key, sum(inbox.n) AS n

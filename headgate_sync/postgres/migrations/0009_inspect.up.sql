@@ -340,7 +340,10 @@ DECLARE
 BEGIN
   PERFORM {schema}.headgate_lock_queues(ARRAY[p_queue]);
   LOOP  -- exits of the last jobs are still owed to their classes
-    SELECT fold.* INTO folded FROM {schema}.headgate_fold(ARRAY[p_queue], ARRAY['0'::xid8], 10000, ARRAY[{schema}.headgate_parks(p_queue)]) AS fold;
+    SELECT fold.*
+    INTO folded
+    FROM {schema}.headgate_fold(
+      ARRAY[p_queue], ARRAY['0'::xid8], 10000, ARRAY[{schema}.headgate_parks(p_queue)]) AS fold;
     PERFORM {schema}.headgate_apply_freed(
       p_queue, coalesce(folded.freed[1], 0), folded.classes, folded.class_freed);
     EXIT WHEN folded.taken < 10000;
