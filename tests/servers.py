@@ -29,8 +29,10 @@ from headgate_sync.embedded import EmbeddedServer, find_binaries, remove
 from headgate_sync.embedded.binaries import BINARIES_VARIABLE
 from headgate_sync.errors import ConfigurationError
 
-# Fast and unsafe: the data of a session are thrown away, whatever happens.
+# Fast and unsafe: the data of a session are thrown away, whatever happens. Nothing is
+# analysed behind a test's back: plans follow from what the test itself did.
 SESSION_SETTINGS = {
+    "autovacuum_analyze_threshold": str(2**31 - 1),
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",

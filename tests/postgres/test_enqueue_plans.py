@@ -55,16 +55,16 @@ def requests() -> Iterator[list[Any]]:
     ]
 
 
-@pytest.mark.parametrize("analyzed", [True, False])
+@pytest.mark.parametrize("is_analysed", [True, False])
 def test_no_table_is_scanned_whatever_the_statistics_say(
-    store, admin, caller, analyzed
+    store, analyse, caller, is_analysed
 ):
     """A plan made while a table held three rows is kept when it holds a million."""
     enqueue(store, "a", unique_key=b"a", tags=("t",))
     enqueue(store, "b", unique_key=b"b", unique_window_ms=5)
     steer(store).set_enqueue_limit("q", 10_000)
-    if analyzed:
-        admin.execute("VACUUM ANALYZE")
+    if is_analysed:
+        analyse()
     for batch in requests():
         tx = store.transactional.join(caller)
         outcome_of(

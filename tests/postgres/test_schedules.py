@@ -1,4 +1,4 @@
-"""Schedules on a real server: outages at every point, foreign settings, plans."""
+"""Schedules on a real server: outages at every point, foreign settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from psycopg.conninfo import make_conninfo
 
 from headgate_sync.cron import next_after
 from headgate_sync.errors import StoreUnavailable
-from headgate_sync.postgres.database import Database
 from headgate_sync.postgres.store import PgStore
 from headgate_sync.worker.scheduler import scheduler_sweep
 from tests.backends import SCHEMA
 from tests.builders import START_MS, counts, steer
-from tests.contract.test_schedules import event, events, known, schedule
+from tests.contract.test_schedules import events, known, schedule
 from tests.postgres.proxy import proxy_to
 from tests.postgres.watching import until
 
@@ -145,58 +144,3 @@ def test_a_job_that_the_database_refuses_stops_its_schedule_and_spares_the_earli
     assert known(store).next_run_ms == START_MS + 1_000
     assert scheduler_sweep(store).enqueued == 2
     assert counts(store) == {"available": 3}
-
-
-_TOUCHED = """
-SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0)
-FROM pg_stat_xact_user_tables WHERE schemaname = %s AND relname = ANY (%s)
-"""
-_FILL = f"""
-INSERT INTO {SCHEMA}.headgate_schedule
-SELECT 'n' || n, 'k', '@every:1000', '', 1, 'q', '', '', 1, 0, 25, 0, 0, '{{{{}}}}',
-  '{{{{}}}}', '', 'skip', 0, CASE WHEN n < 100 THEN 1 ELSE {START_MS * 10} END, NULL,
-  mod(n, 2) = 0
-FROM generate_series(0, 9999) AS n;
--- Of a few hundred events, a server that has analysed them rightly reads all.
-INSERT INTO {SCHEMA}.headgate_schedule_event
-  (schedule_id, tick_ms, job_id, outcome, reason, recorded_at_ms)
-SELECT 'n' || mod(n, 100), n, '', 'failed', 'r', 1
-FROM generate_series(1, 9999) AS n
-""".replace("{{", "{").replace("}}", "}")
-CALLS = {
-    "due_schedules": ({"max_schedules": 10, "after_ms": None, "after_id": None}, 60),
-    "duty_tick": ({"names": ["scheduler"], "holder": "w", "lease_ms": 1}, 60),
-    "get_schedule": ({"schedule_id": "n77"}, 3),
-    "list_schedules": ({"cursor": "n5", "max_schedules": 10}, 30),
-    "list_schedules_payload": ({"cursor": "n5", "max_schedules": 10}, 30),
-    "advance_schedule": ({"schedule_id": "n77", "from_ms": 1, "to_ms": 2}, 5),
-    "lock_due_schedule": ({"schedule_id": "n77", "from_ms": 1}, 5),
-    "append_schedule_event": (
-        {"schedule_id": "s1", "tick_ms": 1, "job_id": "", "outcome": "failed",
-         "reason": "r", "max_events": 100}, 250,
-    ),
-    "list_schedule_events": (
-        {"schedule_id": "s1", "before_event_id": None, "max_events": 10}, 110,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_statement_touches_no_more_schedules_than_it_must(postgres, pool, name):
-    store = postgres.make_store()
-    for n in range(3):
-        for tick_ms in range(1, 120):
-            steer(store).record_schedule_event(event(tick_ms, id=f"s{n}"))
-    postgres.connection.execute(_FILL)
-    arguments, most = CALLS[name]
-    with Database(pool, SCHEMA).transaction() as session:
-        before = touched(session)
-        session.rows(name, **arguments)
-        # The server adds up over the transactions of a session.
-        assert touched(session) - before <= most
-
-
-def touched(session):
-    tables = ["headgate_schedule", "headgate_schedule_event"]
-    rows = session.connection.execute(_TOUCHED, [SCHEMA, tables]).fetchall()
-    return sum(row[1] for row in rows)
