@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -211,6 +212,7 @@ def cluster_of(
     live = [worker for worker in workers if worker.is_live(now_ms)]
     late = [worker for worker in live if worker.is_late(now_ms)]
     names = {*queues, *(queue for worker in workers for queue in worker.queues)}
+    served, served_late = _served(live), _served(late)
     return ClusterView(
         now_ms=now_ms,
         live=len(live),
@@ -223,12 +225,17 @@ def cluster_of(
         queues=tuple(
             QueueCover(
                 queue=name,
-                live_workers=sum(name in worker.queues for worker in live),
-                late_workers=sum(name in worker.queues for worker in late),
+                live_workers=served[name],
+                late_workers=served_late[name],
             )
             for name in sorted(names)
         ),
     )
+
+
+def _served(workers: Sequence[WorkerState]) -> Counter[str]:
+    """How many of the workers serve each queue."""
+    return Counter(queue for worker in workers for queue in set(worker.queues))
 
 
 class Workers(Protocol):

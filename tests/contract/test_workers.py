@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from headgate_sync.workers import (
     LIVE_MS,
     ClusterView,
     QueueCover,
+    WorkerState,
+    cluster_of,
 )
 from tests.backends import unchanged_by
 from tests.builders import START_MS, beat, enqueue, steer
@@ -256,6 +259,31 @@ def test_a_queue_that_nobody_serves_is_shown(store):
         QueueCover(queue="paused", live_workers=0, late_workers=0),
         QueueCover(queue="served", live_workers=1, late_workers=0),
     )
+
+
+def test_a_queue_that_a_worker_names_twice_is_served_by_one(store):
+    beat(store, queues=("twice", "twice"))
+    cover = QueueCover(queue="twice", live_workers=1, late_workers=0)
+    assert steer(store).cluster().queues == (cover,)
+
+
+def test_a_large_fleet_on_many_queues_is_summed_up_in_a_moment():
+    """Not by asking each worker about each queue: all dashboards wait for it."""
+    names = [f"q{number}" for number in range(10_000)]
+    workers = [
+        WorkerState(
+            worker_id=f"w{number}", host="h", pid=1, queues=tuple(names[number:][:10]),
+            concurrency=1, started_at_ms=0, heartbeat_at_ms=0, inflight=0, polls=0,
+            empty_polls=0, status="running", duties_active=True, beat_ms=1_000,
+            pending_command=None,
+        )
+        for number in range(5_000)
+    ]  # fmt: skip
+    began_s = time.perf_counter()
+    view = cluster_of(workers, names, 0)
+    assert time.perf_counter() - began_s < 5.0
+    assert len(view.queues) == 10_000
+    assert sum(cover.live_workers for cover in view.queues) == 50_000
 
 
 def test_a_queue_whose_last_worker_fell_silent_is_shown_until_it_is_forgotten(
