@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headgate_sync.envelope import (
     MAX_HEADERS_BYTES,
@@ -30,6 +30,20 @@ MAX_SWEEP = 1_000_000
 MIN_ARCHIVE_MONTH = "202501"
 MAX_ARCHIVE_MONTH = "203112"
 _ARCHIVE_MONTH = re.compile(r"20(2[5-9]|3[01])(0[1-9]|1[0-2])", re.ASCII)
+
+
+def check_written(given: Mapping[str, object]) -> None:
+    """Refuse a 0 that somebody wrote where an envelope would read the default.
+
+    Args:
+        given: fields of a job by name.
+
+    Raises:
+        InvalidRequest: the text names the field.
+    """
+    for name in ("schema_version", "weight", "max_attempts"):
+        if given.get(name) == 0:
+            raise InvalidRequest(f"{name} must be >= 1")
 
 
 def validate_enqueue(batch: Sequence[Envelope]) -> None:

@@ -42,6 +42,7 @@ from headgate_sync.lifecycle import STORED
 from headgate_sync.loglines import LogLine, read_line
 from headgate_sync.schedule import PeriodicOrigin
 from headgate_sync.search import JobFilter, parse_query
+from headgate_sync.validation import check_written
 
 # Base64 of the largest payload.
 MAX_PAYLOAD_CHARS = 4 * -(-MAX_PAYLOAD_BYTES // 3)
@@ -281,10 +282,7 @@ def _enqueue(call: Call) -> Answer:
     given = dict(call.body)
     if given["unique_replace"] and given["unique_key"] is None:
         raise HttpError(400, "unique_replace requires caller-supplied unique_key")
-    for name in ("schema_version", "weight", "max_attempts"):
-        # In an envelope 0 stands for the default; here somebody wrote it down.
-        if given[name] == 0:
-            raise HttpError(400, f"{name} must be >= 1")
+    check_written(given)
     envelope = Envelope(
         **{
             **given,

@@ -16,8 +16,10 @@ from headgate_sync.ids import UlidGenerator
 from headgate_sync.inspection import MAX_PAGE, Inspect, QuarantineEntry
 from headgate_sync.operations import BulkRequest
 from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
+from headgate_sync.schedule import ScheduleDef
 from headgate_sync.search import JobFilter, parse_query
 from headgate_sync.store import Store
+from headgate_sync.validation import check_written
 from headgate_sync.workers import LATE_MS
 
 # One step of an operation: long enough to get on, short enough to report in between.
@@ -164,6 +166,7 @@ class DirectControl:
 
     def enqueue(self, kind: str, payload: bytes, fields: Mapping[str, Any]) -> Json:
         check_kind(kind)  # before its fingerprint is made
+        check_written(fields)
         job = Envelope(
             kind=kind,
             payload=payload,
@@ -260,14 +263,9 @@ class DirectControl:
         self, schedule_id: str, payload: bytes, fields: Mapping[str, Any]
     ) -> None:
         others = dict(fields)
-        kind, spec = others.pop("kind"), others.pop("spec")
-        chosen = {
-            name: others.pop(name)
-            for name in ("on_missed", "backfill_limit", "paused")
-            if name in others
-        }
-        job = Envelope(id="schedule", kind=kind, payload=payload, **others)
-        self._client.schedules.upsert(schedule_id, job, spec, **chosen)
+        paused = others.pop("paused", None)
+        definition = ScheduleDef(payload=payload, **others)
+        self._client.schedules.put(schedule_id, definition, paused=paused)
 
     def pause_schedule(self, schedule_id: str, paused: bool) -> None:
         self._inspect.set_schedule_paused(schedule_id, paused)

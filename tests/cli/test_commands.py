@@ -211,6 +211,17 @@ def test_an_enqueue_that_is_refused_says_why(run, pg):
     assert "weight" in run(*words[:5], "--weight", "-1", code=1).stderr
 
 
+@pytest.mark.parametrize("option", ["--weight", "--max-attempts", "--schema-version"])
+def test_a_zero_that_was_typed_is_refused_and_not_read_as_the_default(run, pg, option):
+    name = option.removeprefix("--").replace("-", "_")
+    words = ["job", "enqueue", "k", "--payload", "x", option, "0"]
+    assert f"{name} must be >= 1" in run(*words, code=1).stderr
+    words = ["cron", "set", "s", "--kind", "k", "--spec", "@daily", option, "0"]
+    assert f"{name} is 0, allowed is 1 to" in run(*words, code=1).stderr
+    assert pg.inspect.list_jobs().jobs == ()
+    assert pg.inspect.list_schedules() == []
+
+
 def test_explain_names_what_blocks_a_job(run, pg):
     pg.enqueue([envelope("a", queue="q"), envelope("b", scheduled_at_ms=1_007_000)])
     assert told(run("job", "explain", "a"))["admissible"] is True
