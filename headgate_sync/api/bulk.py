@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate_sync.api.answers import Answer, HttpError, as_json
+from headgate_sync.api.answers import Answer, HttpError, as_json, of_error
 from headgate_sync.api.routing import Call, Route
 from headgate_sync.api.shapes import (
     BOOLEAN,
@@ -18,7 +18,7 @@ from headgate_sync.api.shapes import (
     object_kind,
     shape,
 )
-from headgate_sync.errors import StoreError, StoreUnavailable
+from headgate_sync.errors import BackendError, StoreError, StoreUnavailable
 from headgate_sync.inspection import MAX_JOBS
 from headgate_sync.operations import BulkAction, BulkRequest
 
@@ -63,6 +63,10 @@ def _actions(call: Call) -> Answer:
             reason = f"store unavailable: {outage}"
             failed += [{"id": left, "reason": reason} for left in ids[place:]]
             break
+        except BackendError as fault:  # its text may quote a statement or a row
+            told = of_error(fault)
+            reason = " ".join([told.message, *told.facts.values()])
+            failed.append({"id": job_id, "reason": reason})
         except (StoreError, HttpError) as refusal:
             failed.append({"id": job_id, "reason": str(refusal)})
         else:

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from headgate_sync.app import Headgate
 from headgate_sync.envelope import MAX_PAYLOAD_BYTES, fingerprint
+from headgate_sync.errors import BackendError
 from headgate_sync.identity import Identity
 from headgate_sync.lease import Checkpoint, JobResult, ProgressUpdate
 from headgate_sync.lifecycle import Outcome, State
@@ -482,6 +483,37 @@ def test_a_verb_on_many_jobs_tells_what_became_of_each(api, store):
         "succeeded": 2,
         "failed": [{"id": "no-such-job", "reason": "job no-such-job does not exist"}],
     }
+
+
+class Faulty:
+    """A store whose verb `delete` ends in a fault of its database."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    @property
+    def inspect(self):
+        return FaultyInspect(self._store.inspect)
+
+
+class FaultyInspect(Faulty):
+    def delete_job(self, job_id):
+        raise BackendError(f"failing row contains ({job_id}, canary)", sqlstate="23514")
+
+
+def test_a_fault_at_one_of_many_jobs_tells_nothing_but_its_number(store, caplog):
+    enqueue(store, "a")
+    body = {"action": "delete", "ids": ["a"]}
+    answer = caller(Faulty(store)).post("/jobs/actions", body)
+    [failed] = answer.json["failed"]
+    words, _, number = failed["reason"].rpartition(" ")
+    assert (failed["id"], words) == ("a", "internal error")
+    assert number in caplog.text
+    assert "canary" in caplog.text
+    assert "canary" not in answer.text
 
 
 def test_a_verb_on_too_many_jobs_and_an_unknown_one_are_refused(api, store):
