@@ -40,6 +40,7 @@ from headgate_sync.errors import DuplicateJob, InvalidRequest, NotFound
 from headgate_sync.inspection import JobSummary
 from headgate_sync.lifecycle import STORED
 from headgate_sync.loglines import LogLine, read_line
+from headgate_sync.request import JobHandle
 from headgate_sync.schedule import PeriodicOrigin
 from headgate_sync.search import JobFilter, parse_query
 from headgate_sync.validation import check_written
@@ -295,10 +296,15 @@ def _enqueue(call: Call) -> Answer:
     handle = call.source.client.enqueue(envelope, identity=call.identity)
     if handle.replaced:
         raise DuplicateJob(handle.id, replaced=True)
+    return enqueued(call, handle, status=201)
+
+
+def enqueued(call: Call, handle: JobHandle, *, status: int) -> Answer:
+    """The answer to an enqueue; 200 for a job that a middleware dropped."""
     call.hub.publish([handle.queue])
     if handle.dropped:
         return as_json({"id": handle.id, "dropped": True})
-    return as_json({"id": handle.id}, status=201)
+    return as_json({"id": handle.id}, status=status)
 
 
 def fingerprint_of(kind: str, payload: bytes) -> str:

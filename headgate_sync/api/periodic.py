@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate_sync.api.answers import Answer, as_json, no_content
+from headgate_sync.api.jobs import enqueued
 from headgate_sync.api.paging import PAGED, PAGED_HEADERS, cursor_of, limit_of, page
 from headgate_sync.api.routing import Call, Route
 from headgate_sync.api.shapes import (
@@ -114,8 +115,7 @@ def _run(call: Call) -> Answer:
         raise NotFound.schedule(call.path["id"])
     envelope = schedule.envelope(id=call.new_id())
     handle = call.source.client.enqueue(envelope, identity=call.identity)
-    call.hub.publish([handle.queue])
-    return as_json({"id": handle.id}, status=202)
+    return enqueued(call, handle, status=202)
 
 
 def _events(call: Call) -> Answer:
@@ -202,6 +202,7 @@ ROUTES = (
         summary="Enqueue the schedule's job once more, now; its ticks are left alone",
         status=202,
         answers=_RUN,
+        also={200: None},
         errors=(404, 409, 423),
         replays=True,
     ),

@@ -282,6 +282,16 @@ def test_a_schedule_from_birth_to_death(api, store):
         assert api.post(f"/periodic/s/{verb}").status_code == 404
 
 
+def test_a_run_whose_job_a_middleware_dropped_is_said_to_be_dropped(store):
+    api = caller(store, enqueue_middleware=[lambda request, proceed: None])
+    api.put("/periodic/s", {"kind": "k", "spec": "@daily"})
+    answer = api.post("/periodic/s/run", key="once")
+    assert (answer.status_code, answer.json["dropped"]) == (200, True)
+    assert api.get(f"/jobs/{answer.json['id']}").status_code == 404
+    again = api.post("/periodic/s/run", key="once")
+    assert again.json == {**answer.json, "replayed": True}
+
+
 def test_schedules_are_paged(api, store):
     for number in range(3):
         api.put(f"/periodic/s{number}", {"kind": "k", "spec": "@every:60000"})

@@ -94,7 +94,8 @@
       if (released !== null) text += ": " + released + " jobs";
       if (waiting !== null) text += ": " + waiting + " waiting jobs are unlimited now";
       if (told && told.sampled_queues !== undefined) text += ": " + told.sampled_queues;
-      const link = told && told.id && /\/(replay|run)$/.test(given.path) ? { text: told.id, href: pageUrl("job", { id: told.id }) } : null;
+      if (told && told.dropped) text = "A middleware dropped the job";
+      const link = told && told.id && !told.dropped && /\/(replay|run)$/.test(given.path) ? { text: told.id, href: pageUrl("job", { id: told.id }) } : null;
       toast(text, "", link);
       if (told && told.operation_id) await follow(told.operation_id);
     } catch (error) {
