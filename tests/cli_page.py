@@ -40,7 +40,7 @@ HEADGATE_TOKEN=... headgate stats --api https://ops.example.com/headgate
 
 | | |
 |---|---|
-| output | `--output table`, `json` or `jsonl`; else a table on a terminal and JSON elsewhere. JSON has the shapes of the HTTP API, in ASCII; `jsonl` is one object per line |
+| output | `--output table`, `json` or `jsonl`; else a table on a terminal and JSON elsewhere. JSON has the shapes of the HTTP API, in ASCII; `jsonl` is one object per line. `migrate`, `cron sync` and `embedded` print lines, and their lists as JSON where it is asked for |
 | foreign text | control characters, line ends and marks of writing direction are written out (`\\x1b`) in tables and errors: no name in a queue can steer a terminal |
 | payloads | only `job show --payload` prints payload, headers, result, output and cursor: as text where they are UTF-8, else in base64; the field `..._encoding` says which |
 | durations | `500ms`, `30s`, `1h30m`, `7d` |

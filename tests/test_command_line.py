@@ -152,6 +152,9 @@ def test_the_development_database_is_migrated_where_the_environment_asks_for_it(
         assert "applied=no" not in headgate("migrate", "status", **chosen).stdout
         listed = headgate("embedded", "status", **chosen).stdout
         assert listed.startswith(str(folder / "data"))
+        asked = headgate("embedded", "status", "-o", "json", **chosen).stdout
+        [server] = json.loads(asked)
+        assert server["directory"].startswith(str(folder / "data"))
         assert headgate("embedded", "rm", "--yes", **chosen).returncode == 0
 
 

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import click
 
+from headgate_sync.cli import output
+from headgate_sync.cli.control import Json
 from headgate_sync.cli.errors import FAILED
-from headgate_sync.cli.session import Group, LocalCommand, Session, confirm, yes_option
+from headgate_sync.cli.session import (
+    Group,
+    LocalCommand,
+    LocalListing,
+    Session,
+    confirm,
+    pass_session,
+    yes_option,
+)
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.settings import Settings
 
@@ -55,16 +65,24 @@ def embedded() -> None:
     """The development server, which runs while a process uses it."""
 
 
-@embedded.command(cls=LocalCommand)
-def status() -> None:
-    """Show the development servers, and whether they run."""
+def _runs(server: Json) -> str:
+    version = server["runs"]
+    return f"{server['directory']} {f'runs {version}' if version else 'does not run'}"
+
+
+@embedded.command(cls=LocalListing)
+@pass_session
+def status(session: Session) -> None:
+    """Show the development servers, and whether they run.
+
+    One line each, and JSON where --output asks for it.
+    """
     from headgate_sync.embedded import installed
 
-    found = installed()
-    for directory, version in found:
-        click.echo(f"{directory} {f'runs {version}' if version else 'does not run'}")
+    found = [{"directory": str(path), "runs": version} for path, version in installed()]
+    output.lines(session, found, _runs)
     if not found:
-        click.echo("there is no embedded database")
+        click.echo("there is no embedded database", err=True)
 
 
 @embedded.command(cls=LocalCommand)

@@ -138,10 +138,7 @@ def _listing(session: Session) -> None:
         }
         for row in status(*session.database(migrated=False))
     ]
-    if session.output in ("json", "jsonl"):
-        output.items(session, found, {})
-    else:
-        _print(map(_line, found))
+    output.lines(session, found, _line)
 
 
 migrate.command("list")(_listing)

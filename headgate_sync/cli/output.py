@@ -41,6 +41,15 @@ def items(session: Session, found: Iterable[Json], columns: Columns) -> None:
         )
 
 
+def lines(session: Session, found: Iterable[Json], told: Callable[[Json], str]) -> None:
+    """Print a line for each, and JSON only where --output asks for it."""
+    if session.output in ("json", "jsonl"):
+        items(session, found, {})
+        return
+    for item in found:
+        click.echo(told(item))
+
+
 def page(session: Session, found: Json, name: str, columns: Columns) -> None:
     """Print a page of a list, and how to get the next one."""
     if session.form() == "json":

@@ -12,7 +12,7 @@ from headgate_sync.cli.control import ControlClient, Json
 from headgate_sync.cli.errors import USAGE, missing
 from headgate_sync.cli.session import (
     Group,
-    LocalCommand,
+    LocalListing,
     Session,
     chosen,
     confirm,
@@ -165,7 +165,7 @@ def events(session: Session, id: str, limit: int, cursor: str | None) -> None:
     output.page(session, found, "events", columns)
 
 
-@cron.command(cls=LocalCommand)
+@cron.command(cls=LocalListing)
 @click.argument("app")
 @click.option(
     "--prune",
@@ -177,7 +177,8 @@ def events(session: Session, id: str, limit: int, cursor: str | None) -> None:
 def sync(ctx: click.Context, app: str, prune: bool, prefix: str | None) -> None:
     """Write the schedules that an application declares.
 
-    APP is module:attribute, as for a worker; its database is the application's own.
+    APP is module:attribute, as for a worker; its database is the application's own. One
+    line for each schedule, and JSON where --output asks for it.
     """
     from headgate_sync.deploy import sync_schedules
     from headgate_sync.worker.__main__ import AppFailed
@@ -187,6 +188,12 @@ def sync(ctx: click.Context, app: str, prune: bool, prefix: str | None) -> None:
     except AppFailed as failed:
         traceback.print_exception(failed.__cause__)
         ctx.exit(USAGE)
-    for what in ("created", "changed", "unchanged", "deleted"):
-        for schedule_id in getattr(report, what):
-            click.echo(f"{what} {schedule_id}")
+    output.lines(
+        ctx.ensure_object(Session),
+        [
+            {"id": schedule_id, "done": what}
+            for what in ("created", "changed", "unchanged", "deleted")
+            for schedule_id in getattr(report, what)
+        ],
+        lambda one: f"{one['done']} {one['id']}",
+    )

@@ -210,6 +210,12 @@ class LocalCommand(Command):
     takes = frozenset()
 
 
+class LocalListing(LocalCommand):
+    """One of these that tells of several things."""
+
+    takes = frozenset({"output"})
+
+
 class Group(click.Group):
     """A noun: a group of commands, which know the global options."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -669,6 +670,8 @@ def test_the_command_syncs_and_prunes(server_url, tmp_path):
         done = run("one:hg")
         assert (done.returncode, done.stdout) == (0, "created app.one\n"), done.stderr
         assert run("one:hg").stdout == "unchanged app.one\n"
+        told = json.loads(run("one:hg", "-o", "jsonl").stdout)
+        assert told == {"id": "app.one", "done": "unchanged"}
         pruned = run("two:hg", "--prune", "--prefix", "app.")
         assert pruned.stdout == "created app.two\ndeleted app.one\n"
         for arguments, says in (
