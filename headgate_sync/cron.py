@@ -199,16 +199,16 @@ def _read_every(spec: str, text: str) -> Every:
         rest = f" {int(rest[1:])}ms"
     if rest[:1] not in (" ", "\t"):
         raise SpecError(f"bad @every spec `{spec}`")
-    return _every(rest.strip(" \t"))
+    return _every(rest.strip(" \t"), f" `{spec}`")
 
 
-def _every(period: timedelta | str) -> Every:
+def _every(period: timedelta | str, quoted: str = "") -> Every:
     if isinstance(period, timedelta) and period < _MILLISECOND:
         raise SpecError("@every period must be >= 1ms")
     try:
         period_ms = duration_ms("@every period", period, minimum_ms=0)
     except InvalidRequest as error:
-        raise SpecError(f"bad @every spec: {error.message}") from None
+        raise SpecError(f"bad @every spec{quoted}: {error.message}") from None
     if period_ms < 1:
         raise SpecError("@every period must be >= 1ms")
     return Every(f"{_EVERY}:{period_ms}", period_ms)

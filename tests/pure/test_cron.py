@@ -105,6 +105,11 @@ def test_a_nickname_is_stored_as_what_it_stands_for(name):
         ("0 0 31 4,6,9,11 *", "cron `0 0 31 4,6,9,11 *` has no future occurrence"),
         ("0 0 */31 * 1#5", "cron `0 0 */31 * 1#5` has no future occurrence"),
         ("@every:x", "bad @every spec `@every:x`"),
+        (
+            "@every 5x",
+            ("bad @every spec `@every 5x`: @every period is '5x', "
+            "expected a duration: 500ms, 30s, 1h30m, 7d"),
+        ),
         ("@every:0", "@every period must be >= 1ms"),
         ("@every 0s", "@every period must be >= 1ms"),
         (timedelta(0), "@every period must be >= 1ms"),
