@@ -17,6 +17,7 @@ from headgate_sync.inspection import MAX_PAGE, Inspect, QuarantineEntry
 from headgate_sync.operations import BulkRequest
 from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
 from headgate_sync.schedule import ScheduleDef
+from headgate_sync.schedules import MAX_SCHEDULES
 from headgate_sync.search import JobFilter, parse_query
 from headgate_sync.store import Store
 from headgate_sync.validation import check_written
@@ -254,10 +255,16 @@ class DirectControl:
     # Schedules.
 
     def schedules(self) -> list[Json]:
-        return [
-            _schedule(found)
-            for found in self._inspect.list_schedules(include_payload=False)
-        ]
+        found: list[Json] = []
+        cursor = None
+        while True:
+            page = self._inspect.list_schedules(
+                MAX_SCHEDULES, cursor, include_payload=False
+            )
+            found += map(_schedule, page)
+            if len(page) < MAX_SCHEDULES:
+                return found
+            cursor = page[-1].id
 
     def set_schedule(
         self, schedule_id: str, payload: bytes, fields: Mapping[str, Any]

@@ -7,12 +7,16 @@ import json
 
 import pytest
 
+from headgate_sync.cli.direct import DirectControl
 from headgate_sync.envelope import fingerprint
 from headgate_sync.lease import LeaseRef
 from headgate_sync.lifecycle import Outcome
+from headgate_sync.memory.store import MemStore
+from headgate_sync.schedule import Schedule
+from headgate_sync.schedules import MAX_SCHEDULES
 from headgate_sync.semantics import LEVELS, SEMANTICS
 from headgate_sync.workers import WorkerMeta
-from tests.builders import claim_one, enqueue, envelope
+from tests.builders import claim_one, enqueue, envelope, steer
 from tests.cli.conftest import Run, invoke, told
 
 
@@ -468,6 +472,15 @@ def test_a_schedule_lives_from_set_to_rm(run, pg):
     run("cron", "rm", "nightly", "--yes")
     for words in (["show"], ["pause"], ["run"], ["rm", "--yes"]):
         run("cron", words[0], "nightly", *words[1:], code=3)
+
+
+def test_all_schedules_are_told_also_beyond_one_call_of_the_store():
+    store = MemStore()
+    for number in range(MAX_SCHEDULES + 1):
+        steer(store).upsert_schedule(
+            Schedule(id=f"s{number}", kind="k", spec="@daily", next_run_ms=1)
+        )
+    assert len(DirectControl(store).schedules()) == MAX_SCHEDULES + 1
 
 
 def test_a_spec_that_is_none_is_refused(run, pg):
