@@ -141,16 +141,19 @@ class ControlApi:
                 lambda: self._looked(route, call),
                 anew=_wants_anew(request.environ),
             )
+        elif route.reads_store:
+            return self._looked(route, call)
         else:
-            answer = route.run(call)
-        return self._timed(answer) if route.reads_store else answer
+            return route.run(call)
+        return self._timed(answer)
 
     def _looked(self, route: Route, call: Call) -> Answer:
-        """What a look answers, with the store's time, also when it cannot be taken."""
+        """What a look answers, with the store's time, also to what is not there."""
         try:
-            return self._timed(route.run(call))
+            answer = route.run(call)
         except Exception as error:
-            return of_http_error(of_error(error))
+            answer = of_http_error(of_error(error))
+        return self._timed(answer)
 
     def _let_in(self, request: _Request) -> None:
         """Authentication, permission, and the sender's own rate."""

@@ -313,6 +313,9 @@ def test_the_default_body_limit_is_two_mebibytes(api):
 def test_an_answer_that_read_the_store_carries_its_time(api, clock):
     assert api.get("/jobs").headers["x-store-now-ms"] == str(clock.now_ms())
     assert api.post("/jobs", job_body()).headers["x-store-now-ms"]
+    missing = api.get("/jobs/nobody")
+    assert missing.status_code == 404
+    assert missing.headers["x-store-now-ms"] == str(clock.now_ms())
     assert "x-store-now-ms" not in api.get("/healthz").headers
 
 
