@@ -95,6 +95,8 @@ class Schedules:
             backfill_limit: most ticks that "backfill" fires at once.
             paused: None keeps what an operator set.
             start_at: the first tick of a new spec; else it is computed from store time.
+                Where the spec has none then, it is one only of a schedule that never
+                fired, and else the spec's next tick is the first.
             identity: who asks for it, as for `Client.enqueue`.
             **options: those of `CallOptions` that a schedule can give to each job.
 

@@ -307,6 +307,18 @@ def test_a_first_tick_off_the_grid_was_meant(swept, store, clock):
     assert events(store)[0][0] == clock.now_ms() - 7
 
 
+def test_a_start_off_the_grid_of_one_that_fired_gives_way_to_the_next_tick(
+    swept, store, clock
+):
+    put(store, clock)
+    scheduler_sweep(swept)
+    begin_ms = clock.now_ms() + 7
+    steer(store).upsert_schedule(schedule(spec="0 * * * *", next_run_ms=begin_ms))
+    clock.freeze_at(begin_ms)
+    assert scheduler_sweep(swept).enqueued == 0
+    assert known(store).next_run_ms == next_after("0 * * * *", begin_ms)
+
+
 def test_a_row_that_is_no_job_fails_alone(swept, store, clock, caplog):
     broken(store, "a", spec="@every:1", max_attempts=5, weight=-1)
     put(store, clock, "b")
