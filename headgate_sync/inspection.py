@@ -371,7 +371,8 @@ class Inspect(Policies, ScheduleRecords, Workers, Protocol):
         Jobs that are enqueued later are not touched. A dry run is completed at once.
 
         Raises:
-            InvalidRequest: an operation of this id exists.
+            InvalidRequest: an operation of this id exists, or a dry run whose selector
+                matches so rarely that looking took too long.
         """
         ...
 

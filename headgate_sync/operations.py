@@ -109,7 +109,8 @@ class OperationStatus:
     Attributes:
         status: "pending", "running", "completed" or "failed".
         affected: jobs changed so far.
-        total_estimated: jobs that matched at the start, counted up to 50,000.
+        total_estimated: jobs that matched at the start, counted up to 50,000; 0 also
+            where counting took too long.
         error: why it failed; "" otherwise.
     """
 

@@ -19,11 +19,14 @@ from headgate_sync.postgres.backlog import PgBacklog
 from headgate_sync.postgres.database import (
     CONFLICT_TRIES,
     UNIQUE_VIOLATION,
+    LookedTooLong,
     Session,
 )
 from headgate_sync.validation import check_name, check_type
 
 logger = guarded(__name__)
+
+UNSELECTIVE = "selector is not selective enough to estimate; add queue or state"
 
 
 class PgOperations(PgBacklog):
@@ -103,12 +106,18 @@ class PgOperations(PgBacklog):
         return self._db.run(remove)
 
     def _estimate(self, request: BulkRequest, states: list[str]) -> int:
-        rows = self._db.look(
-            "estimate_operation",
-            **_selection(request, states),
-            older_than_ms=request.older_than_ms or 0,
-            max_sample=MAX_SAMPLE,
-        )
+        """How many jobs it would be; 0 where hardly any fits and all are looked at."""
+        try:
+            rows = self._db.look(
+                "estimate_operation",
+                **_selection(request, states),
+                older_than_ms=request.older_than_ms or 0,
+                max_sample=MAX_SAMPLE,
+            )
+        except LookedTooLong as error:
+            if request.dry_run:
+                raise InvalidRequest(UNSELECTIVE) from error
+            return 0  # the operation itself goes by small steps and needs no figure
         return int(rows[0][0])
 
     def _step(self, operation_id: str, batch: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -10,6 +12,7 @@ from psycopg_pool import ConnectionPool
 from headgate_sync.backlog import SAMPLE_ORDER
 from headgate_sync.errors import InvalidRequest, StoreUnavailable
 from headgate_sync.lifecycle import State
+from headgate_sync.operations import BulkRequest
 from headgate_sync.postgres import database as database_module
 from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.postgres.store import PgStore
@@ -248,6 +251,28 @@ def test_a_filter_that_takes_too_long_says_what_to_add(store, monkeypatch):
     )
     with pytest.raises(StoreUnavailable):
         many_times(store.inspect.counts)
+
+
+def test_an_operation_starts_also_where_nobody_can_say_how_many_jobs_it_is(
+    store, monkeypatch
+):
+    monkeypatch.setattr(database_module, "LOOK_TIMEOUT_MS", 1)
+    ids = (f"rare-{number}" for number in count())
+
+    def noted(dry_run):
+        name = next(ids)
+        store.inspect.create_operation(
+            BulkRequest(id=name, action="delete", kind="nothing", dry_run=dry_run)
+        )
+        return name
+
+    with pytest.raises(InvalidRequest, match="add queue or state"):
+        many_times(lambda: noted(dry_run=True))
+    name = noted(dry_run=False)
+    monkeypatch.undo()
+    assert store.inspect.get_operation(name).total_estimated == 0
+    while store.inspect.get_operation(name).status != "completed":
+        store.inspect.run_pending_operations(10_000)
 
 
 def test_looking_writes_nothing_and_leaves_the_connection_as_it_was(store):
