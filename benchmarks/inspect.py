@@ -6,14 +6,26 @@ import random
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from itertools import count
 
 import psycopg
 from psycopg import sql
+from werkzeug.test import Client
 
 from benchmarks.database import SCHEMA, fresh_store
 from benchmarks.report import Report, percentile
+from headgate_sync.api import ApiConfig
+from headgate_sync.console import ConsoleConfig, create_app
+from headgate_sync.console.pages import PAGES
 from headgate_sync.inspection import Inspect
+from headgate_sync.operations import BulkRequest
+from headgate_sync.policy import Ceiling, RateClassConfig
+from headgate_sync.schedule import Schedule, ScheduleEvent
 from headgate_sync.search import JobFilter
+from headgate_sync.store import Store
+from headgate_sync.workers import WorkerMeta
+
+CLASSES, CEILINGS, SCHEDULES, EVENTS, WORKERS = 100, 20, 1_000, 100, 200
 
 # Half of the jobs are in one queue of many partitions. In sixty of a hundred the job is
 # available, as after an outage; a few hundred run.
@@ -67,7 +79,13 @@ INSERT INTO {schema}.headgate_queue_minute
   FROM {schema}.headgate_unfinished AS depth, generate_series(0, 240) AS minute,
     (SELECT {schema}.headgate_now_ms() AS now_ms) AS clock;
 """
+_QUARANTINE = """
+INSERT INTO {schema}.headgate_quarantine
+SELECT md5('q' || n), 'kind' || mod(n, 20), 3, %(now_ms)s - n, '', 'crash limit reached'
+FROM generate_series(1, 1000) AS n
+"""
 Look = Callable[[Inspect, str], object]
+_numbers = count()
 LOOKS: dict[str, Look] = {
     "list_all": lambda i, q: i.list_jobs(),
     "list_queue": lambda i, q: i.list_jobs(JobFilter(queue=q)),
@@ -82,8 +100,39 @@ LOOKS: dict[str, Look] = {
     "history": lambda i, q: i.history(q, 0),
     "partitions": lambda i, q: i.partitions(q),
     "get_job": lambda i, q: i.get_job(f"job-{1 + hash(q) % 1000}"),
+    "get_jobs_1000": lambda i, q: i.get_jobs([f"job-{n}" for n in range(1_000)]),
+    "explain": lambda i, q: i.explain_admission(_available(i, q)),
+    "estimate": lambda i, q: _estimate(i, queue=q),
+    "estimate_kind": lambda i, q: _estimate(i, kind="kind7"),
+    "estimate_no_kind": lambda i, q: _estimate(i, kind="nobody"),
+    "rate_classes": lambda i, q: i.rate_classes(),
+    "concurrency_limits": lambda i, q: i.concurrency_limits(),
+    "quarantine_list": lambda i, q: i.quarantine_list(),
+    "list_schedules": lambda i, q: i.list_schedules(200, include_payload=False),
+    "schedule_events": lambda i, q: i.list_schedule_events("s0", limit=100),
+    "list_workers": lambda i, q: i.list_workers(),
+    "cluster": lambda i, q: i.cluster(),
+    "distinct_kinds": lambda i, q: i.distinct_kinds(1_000),
 }
-WHOLE = ("list_all", "list_state", "list_running", "list_tag", "counts", "get_job")
+WHOLE = (
+    "list_all", "list_state", "list_running", "list_tag", "counts", "get_job",
+    "get_jobs_1000", "estimate_kind", "estimate_no_kind", "rate_classes",
+    "concurrency_limits", "quarantine_list", "list_schedules", "schedule_events",
+    "list_workers", "cluster", "distinct_kinds",
+)  # fmt: skip
+
+
+def _available(inspect: Inspect, queue: str) -> str:
+    found = inspect.list_jobs(JobFilter(queue=queue, state="available"), limit=1)
+    return found.jobs[0].id if found.jobs else "job-1"
+
+
+def _estimate(inspect: Inspect, **selector: str) -> None:
+    inspect.create_operation(
+        BulkRequest(
+            id=f"try-{next(_numbers)}", action="cancel", dry_run=True, **selector
+        )
+    )
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -104,6 +153,7 @@ def run(url: str, options: Namespace) -> Report:
     samples: dict[str, list[float]] = {}
     with fresh_store(url) as store:
         _load(url, sizes)
+        _furnish(store.inspect)
         if options.vacuum:
             store.maintenance.vacuum()
         for number in range(options.runs):
@@ -117,6 +167,8 @@ def run(url: str, options: Namespace) -> Report:
                     took = [_timed_ms(look, store.inspect, queue) for queue in queues]
                     key = f"{name}{label}_p95_ms"
                     samples.setdefault(key, []).append(percentile(took, 0.95))
+            for name, took in _pages(store, small).items():
+                samples.setdefault(name, []).append(percentile(took, 0.95))
     for name, values in samples.items():
         report.figure(name, values)
     return report
@@ -128,9 +180,66 @@ def _timed_ms(look: Look, inspect: Inspect, queue: str) -> float:
     return (time.perf_counter() - started) * 1000
 
 
+def _pages(store: Store, queues: list[str]) -> dict[str, list[float]]:
+    """The server's time for each page, of whoever looks alone and shares nothing."""
+    api = ApiConfig(rate_limit=None, share_ms=0)
+    console = create_app(store, ConsoleConfig(api=api))
+    browser, found = Client(console), dict[str, list[float]]()
+    for page in PAGES:
+        for queue in queues:
+            path = {
+                "queue": f"queue?name={queue}",
+                "job": f"job?id=job-{1 + hash(queue) % 1000}",
+                "partitions": "partitions?queue=big",
+                "periodic": "periodic?events=s0",
+            }.get(page.path, page.path)
+            started = time.perf_counter()
+            answer = browser.get(f"/{path}")
+            took_ms = (time.perf_counter() - started) * 1000
+            assert answer.status_code == 200, answer.text
+            name = f"page_{page.path or 'overview'}_p95_ms"
+            found.setdefault(name, []).append(took_ms)
+    console.close()
+    return found
+
+
+def _furnish(inspect: Inspect) -> None:
+    for n in range(CLASSES):
+        name = "class" if n == 0 else f"class{n}"
+        inspect.upsert_rate_class(
+            RateClassConfig(name=name, limit=10, window_ms=1_000, burst=10)
+        )
+    for n in range(CEILINGS):
+        inspect.upsert_concurrency_limit(
+            Ceiling(name=f"c{n}", queue=f"q{n}", max_concurrent=9)
+        )
+    now_ms = inspect.store_now_ms()
+    for n in range(SCHEDULES):
+        inspect.upsert_schedule(
+            Schedule(
+                id=f"s{n}", kind="kind1", spec="@daily", next_run_ms=now_ms + 86_400_000
+            )
+        )
+    for n in range(EVENTS):
+        inspect.record_schedule_event(
+            ScheduleEvent(
+                schedule_id="s0", tick_ms=1 + n, job_id=f"sched-s0-{n}",
+                outcome="enqueued", reason="accepted",
+            )
+        )  # fmt: skip
+    for n in range(WORKERS):
+        inspect.heartbeat_worker(
+            WorkerMeta(
+                worker_id=f"w{n}", host="h", pid=n, concurrency=16,
+                started_at_ms=now_ms, queues=tuple(f"q{m}" for m in range(n, n + 10)),
+            )
+        )  # fmt: skip
+
+
 def _load(url: str, sizes: dict[str, int]) -> None:
     schema = sql.Identifier(SCHEMA)
     with psycopg.connect(url, autocommit=True) as connection:
         values = {**sizes, "now_ms": time.time_ns() // 1_000_000}
         connection.execute(sql.SQL(_JOBS).format(schema=schema), values)
         connection.execute(sql.SQL(_COUNTERS).format(schema=schema))
+        connection.execute(sql.SQL(_QUARANTINE).format(schema=schema), values)
