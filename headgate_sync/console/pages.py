@@ -16,6 +16,11 @@ from headgate_sync.workers import COMMANDS
 CHARTED_QUEUES = 8
 SPARK_QUEUES = 12
 FAIRNESS_QUEUES = 6
+OVERVIEW_FAIRNESS_QUEUES = 2
+ROWS_PER_PAGE = 100  # of what has actions
+NAMED_QUEUES = 200
+LOADED_QUEUES = 20
+COVERED_QUEUES = 200
 SHOWN_PARTITIONS = 8
 JOBS_PER_PAGE = 50
 TRAIL_PAGES = 50
@@ -111,7 +116,7 @@ def _overview(reader: Reader, query: Query) -> Context:
         "rate_class_count": len(classes),
         "quarantine": quarantine[:5],
         "quarantine_count": len(quarantine),
-        "fairness": _fairness(reader, urgent),
+        "fairness": _fairness(reader, urgent, OVERVIEW_FAIRNESS_QUEUES),
     }
 
 
@@ -127,10 +132,18 @@ def _pressure(rate_class: Any) -> tuple[bool, float, str]:
     return not waiting, min(shares, default=1.0), rate_class["name"]
 
 
-def _fairness(reader: Reader, queues: list[Any]) -> list[Context]:
-    """The first queues that share their workers among several partitions."""
-    found = []
+def _fairness(
+    reader: Reader, queues: list[Any], most: int = FAIRNESS_QUEUES
+) -> list[Context]:
+    """The first queues that share their workers among several partitions.
+
+    Args:
+        most: how many of them; more queues than `FAIRNESS_QUEUES` are not looked at.
+    """
+    found: list[Context] = []
     for stats in [s for s in queues if s["unfinished_jobs"]][:FAIRNESS_QUEUES]:
+        if len(found) == most:
+            break
         listed = reader.maybe(
             "partitions", queue=stats["queue"], limit=SHOWN_PARTITIONS
         )
@@ -139,8 +152,15 @@ def _fairness(reader: Reader, queues: list[Any]) -> list[Context]:
     return found
 
 
+def _names(reader: Reader) -> list[str]:
+    """Queues to choose from, by name: their figures would cost far more."""
+    cluster = reader.maybe("cluster")
+    listed = [] if cluster is None else cluster["queues"]
+    return [cover["queue"] for cover in listed[:NAMED_QUEUES]]
+
+
 def _queues(reader: Reader, query: Query) -> Context:
-    listed = reader.get("queues", limit=MAX_PAGE, cursor=query.get("cursor"))
+    listed = reader.get("queues", limit=ROWS_PER_PAGE, cursor=query.get("cursor"))
     next_cursor = reader.next_cursor
     urgent = views.by_urgency(listed)
     sparks = {}
@@ -193,7 +213,6 @@ def _jobs(reader: Reader, query: Query) -> Context:
         error = refused.message
     counted = reader.maybe("jobs", "counts", queue=chosen["queue"])
     trail = [c for c in query.get("trail", "").split(".") if c][-TRAIL_PAGES:]
-    queues = reader.maybe("queues", limit=MAX_PAGE) or []
     return {
         "q": q,
         "state": state,
@@ -206,7 +225,7 @@ def _jobs(reader: Reader, query: Query) -> Context:
         "status": 200 if error is None else 400,
         "counts": None if counted is None else views.state_counts(counted["counts"]),
         "approximate": counted is not None and counted["count_is_approximate"],
-        "queues": [stats["queue"] for stats in queues],
+        "queues": _names(reader),
         "selector": None if error else views.bulk_selector(q, chosen),
     }
 
@@ -233,43 +252,51 @@ def _rate_classes(reader: Reader, query: Query) -> Context:
 
 def _limits(reader: Reader, query: Query) -> Context:
     listed = reader.get("concurrency-limits")
-    known = reader.maybe("queues", limit=MAX_PAGE) or []
-    queues = {stats["queue"]: stats for stats in known}
-    wanted = dict.fromkeys(c["queue"] for c in listed if c["scope"] == Scope.PARTITION)
+    counts = {
+        name: reader.maybe("jobs", "counts", queue=name)
+        for name in _queues_of(listed, Scope.QUEUE)[:LOADED_QUEUES]
+    }
     partitions = {
-        name: reader.maybe("partitions", queue=name, limit=MAX_PAGE) or []
-        for name in list(wanted)[:FAIRNESS_QUEUES]
+        name: reader.maybe("partitions", queue=name, limit=MAX_PAGE)
+        for name in _queues_of(listed, Scope.PARTITION)[:FAIRNESS_QUEUES]
     }
     return {
         "limits": [
-            {**one, "load": views.ceiling_load(one, queues, partitions)}
+            {**one, "load": views.ceiling_load(one, counts, partitions)}
             for one in listed
         ],
-        "queues": list(queues),
+        "queues": _names(reader),
         "scopes": [scope.value for scope in Scope],
         "strategies": [strategy.value for strategy in OnSaturated],
     }
 
 
+def _queues_of(ceilings: list[Any], scope: Scope) -> list[str]:
+    """Queues with a ceiling of that scope, each once."""
+    return list(dict.fromkeys(c["queue"] for c in ceilings if c["scope"] == scope))
+
+
 def _partitions(reader: Reader, query: Query) -> Context:
-    listed = reader.get("queues", limit=MAX_PAGE)
     queue = query.get("queue", "")
-    if not queue and listed:
+    if not queue and (listed := reader.get("queues", limit=MAX_PAGE)):
         queue = views.by_urgency(listed)[0]["queue"]
     partitions, next_cursor = [], None
     if queue:
-        partitions = reader.get("partitions", queue=queue, cursor=query.get("cursor"))
+        cursor = query.get("cursor")
+        partitions = reader.get(
+            "partitions", queue=queue, limit=ROWS_PER_PAGE, cursor=cursor
+        )
         next_cursor = reader.next_cursor
     return {
         "queue": queue,
-        "queues": [stats["queue"] for stats in listed],
+        "queues": _names(reader),
         "partitions": partitions,
         "next_cursor": next_cursor,
     }
 
 
 def _quarantine(reader: Reader, query: Query) -> Context:
-    listed = reader.get("quarantine", cursor=query.get("cursor"))
+    listed = reader.get("quarantine", limit=ROWS_PER_PAGE, cursor=query.get("cursor"))
     return {"quarantine": listed, "next_cursor": reader.next_cursor}
 
 
@@ -283,7 +310,7 @@ def _periodic(reader: Reader, query: Query) -> Context:
             limit=EVENTS_PER_PAGE,
             cursor=query.get("event_cursor"),
         )
-    schedules = reader.get("periodic", cursor=query.get("cursor"))
+    schedules = reader.get("periodic", limit=ROWS_PER_PAGE, cursor=query.get("cursor"))
     next_cursor = reader.next_cursor
     return {
         "schedules": schedules,
@@ -296,13 +323,15 @@ def _periodic(reader: Reader, query: Query) -> Context:
 
 def _workers(reader: Reader, query: Query) -> Context:
     cluster = reader.get("cluster")
-    workers = reader.get("workers", cursor=query.get("cursor"))
+    workers = reader.get("workers", limit=ROWS_PER_PAGE, cursor=query.get("cursor"))
+    covers = sorted(
+        cluster["queues"],
+        key=lambda q: (q["live_workers"] - q["late_workers"] > 0, q["queue"]),
+    )
     return {
         "cluster": cluster,
-        "covers": sorted(
-            cluster["queues"],
-            key=lambda q: (q["live_workers"] - q["late_workers"] > 0, q["queue"]),
-        ),
+        "covers": covers[:COVERED_QUEUES],
+        "more_covers": len(covers[COVERED_QUEUES:]),
         "workers": workers,
         "next_cursor": reader.next_cursor,
         "commands": COMMANDS,

@@ -430,15 +430,18 @@ def bulk_selector(q: str, given: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def ceiling_load(
-    ceiling: Json, queues: Mapping[str, Json], partitions: Mapping[str, list[Json]]
+    ceiling: Json,
+    counts: Mapping[str, Json | None],
+    partitions: Mapping[str, list[Json] | None],
 ) -> str:
     """How full a ceiling is, as far as the figures of a page tell."""
     most, queue = ceiling["max_concurrent"], ceiling["queue"]
-    if ceiling["scope"] == "queue" and queue in queues:
-        running = state_counts(queues[queue]["by_state"])[State.RUNNING.value]
+    counted = counts.get(queue) if ceiling["scope"] == "queue" else None
+    if counted is not None:
+        running = state_counts(counted["counts"])[State.RUNNING.value]
         return f"{running:,} of {most:,} running"
-    if ceiling["scope"] == "partition" and queue in partitions:
-        listed = partitions[queue]
+    listed = partitions.get(queue) if ceiling["scope"] == "partition" else None
+    if listed is not None:
         full = sum(one["inflight"] >= most for one in listed)
         sign = "≥ " if len(listed) >= 200 else ""
         return f"{sign}{full:,} of {sign}{len(listed):,} partitions full"

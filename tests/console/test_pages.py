@@ -517,15 +517,59 @@ def test_the_number_of_reads_does_not_grow_with_queues_and_jobs(
     for number in range(40):
         enqueue(store, *(f"{number}-{n}" for n in range(3)), queue=f"q{number:02d}")
     console = open_console(rate_limit=None)
-    api = console.application._api
-    asked: list[str] = []
-
-    def counting(environ: Any, start_response: Any) -> Any:
-        asked.append(environ["PATH_INFO"])
-        return api(environ, start_response)
-
-    monkeypatch.setattr(console.application, "_api", counting)
+    asked = asked_of_api(console, monkeypatch)
     for address in ("/", "/queues", "/queue?name=q01", "/jobs", "/limits", "/workers"):
         asked.clear()
         assert console.get(address).status_code == 200
         assert len(asked) <= 30, f"{address}: {len(asked)}"
+
+
+def asked_of_api(console: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every path that pages ask the API for from now on."""
+    api = console.application._api
+    asked: list[str] = []
+
+    def noting(environ: Any, start_response: Any) -> Any:
+        asked.append(environ["PATH_INFO"])
+        return api(environ, start_response)
+
+    monkeypatch.setattr(console.application, "_api", noting)
+    return asked
+
+
+@pytest.mark.parametrize("address", ["/jobs", "/limits", "/partitions?queue=q"])
+def test_a_page_that_offers_queues_by_name_asks_for_no_figures_of_them(
+    console, store, monkeypatch, address
+):
+    enqueue(store, "a", queue="q")
+    enqueue(store, "b", queue="other")
+    asked = asked_of_api(console, monkeypatch)
+    page = look(console, address)
+    assert "/api/v1/queues" not in asked
+    offered = [value for tag, name, value in page.attributes if tag == "option"]
+    assert {"q", "other"} <= set(offered)
+
+
+def test_a_ceiling_shows_how_full_it_is(console, store):
+    for n in range(3):
+        enqueue(store, f"p{n}", queue="q", partition_key=f"p{n}")
+    for name, scope, most in (("whole", "queue", 5), ("each", "partition", 1)):
+        steer(store).upsert_concurrency_limit(
+            Ceiling(name=name, queue="q", scope=scope, max_concurrent=most)
+        )
+    claim_one(store)
+    text = look(console, "/limits").text
+    assert "1 of 5 running" in text
+    assert "1 of 3 partitions full" in text
+
+
+def test_of_very_many_queues_the_workers_page_shows_those_without_a_worker_first(
+    console, store
+):
+    store.enqueue([envelope(f"{n:03}", queue=f"q{n:03}") for n in range(205)])
+    beat(store, queues=tuple(f"q{n:03}" for n in range(204)))
+    page = look(console, "/workers")
+    assert "q204 nobody" in page.text
+    assert "q198 1" in page.text
+    assert "q199 1" not in page.text
+    assert "and 5 more" in page.text
