@@ -273,6 +273,12 @@ class AckBox:
         if not isinstance(answer, LeaseRejected):
             return False
         if out.attempt.in_doubt:
+            # What the handler raised was only the lost reply, or came after it.
+            out.ack = Ack(
+                lease=out.ack.lease,
+                outcome=Outcome.SUCCESS,
+                latency_ms=out.ack.latency_ms,
+            )
             return True
         return bool(out.tries and answer.missing and out.ack.outcome in _REMOVING)
 

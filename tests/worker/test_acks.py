@@ -370,9 +370,11 @@ def test_a_rejected_ack_after_a_commit_in_doubt_is_the_commit(
     store.ack(attempt.lease, Outcome.SUCCESS)  # what the lost reply stood for
     attempt.in_doubt = True
     bench.inflight.finish(attempt, acks=True)
-    bench.acks.submit(attempt, Ack(lease=attempt.lease, outcome=Outcome.RETRY))
+    raised = Ack(lease=attempt.lease, outcome=Outcome.RETRY, error="x", latency_ms=7)
+    bench.acks.submit(attempt, raised)
     bench.acks.fly()
-    assert len(bench.accepted) == 1
+    # Nobody is told of a failure, or of a death where it would have been the last.
+    assert bench.accepted == [success(attempt, latency_ms=7)]
     assert "dropped" not in caplog.text
 
 
