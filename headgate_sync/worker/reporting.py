@@ -220,7 +220,7 @@ class Report:
             for handler in self._death_handlers:
                 try:
                     handler(death)
-                except Exception:
+                except BaseException:  # user code, also one that exits
                     logger.exception(
                         "job %s (queue %s): death handler %r failed",
                         death.envelope.id,

@@ -438,15 +438,16 @@ def test_a_death_that_the_store_did_not_take_is_none(store: Any) -> None:
     assert deaths == []
 
 
+@pytest.mark.parametrize("raised", [LookupError, SystemExit])
 def test_death_handlers_run_in_order_on_a_handler_thread_and_one_may_fail(
-    store: Any, caplog: Any
+    store: Any, caplog: Any, raised: type[BaseException]
 ) -> None:
     registry, sink = Registry(), Sink()
     seen: list[tuple[str, str]] = []
 
     def first(death: JobDeath) -> None:
         seen.append(("first", threading.current_thread().name))
-        raise LookupError("broken")
+        raise raised("broken")
 
     def second(death: JobDeath) -> None:
         seen.append(("second", threading.current_thread().name))
@@ -460,7 +461,7 @@ def test_death_handlers_run_in_order_on_a_handler_thread_and_one_may_fail(
         wait_for(lambda: worker.health().in_flight == 0, "the slot is free")
     assert all(thread.startswith("headgate-handler-") for _, thread in seen)
     assert "job a (queue q): death handler" in caplog.text
-    assert "LookupError: broken" in caplog.text
+    assert f"{raised.__name__}: broken" in caplog.text
     assert worker.exit_status is not None
     assert worker.exit_status.code == 0
 
