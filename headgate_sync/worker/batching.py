@@ -189,6 +189,7 @@ class Batches:
     def forget(self, members: Sequence[Member]) -> None:
         """Leave jobs that are not settled to the reclaimer."""
         for member in members:
+            member.context.end_tracked(failed=True, patience_s=self._runner.patience_s)
             self._runner.leave(member.attempt, member.context)
             self._runner.abandon(member.attempt)
 

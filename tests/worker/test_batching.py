@@ -378,6 +378,23 @@ def test_the_ack_of_a_cancelled_job_flies_although_the_others_end_the_thread(
     assert {state_of(store, id) for id in "def"} == {State.COMPLETED}
 
 
+def test_threads_of_a_batch_that_ends_its_thread_are_told_to_stop(store: Any) -> None:
+    stopped: list[bool] = []
+
+    def handler(jobs: list[BatchJob[Any]]) -> list[None]:
+        jobs[0].ctx.spawn(lambda: stopped.append(jobs[0].ctx.wait(20)))
+        raise SystemExit
+
+    put(store, *"ab")
+    bench = Bench(store, batching(handler, max_size=2), catch_base_exceptions=False)
+    first, second = bench.admit()
+    bench.run(first)
+    with pytest.raises(SystemExit):
+        bench.run(second)
+    assert stopped == [True]
+    assert {state_of(store, id) for id in "ab"} == {State.RUNNING}
+
+
 def test_threads_of_a_failed_batch_end_before_its_acks(store: Any) -> None:
     stopped: list[bool] = []
 
