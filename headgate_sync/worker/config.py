@@ -141,7 +141,8 @@ class WorkerConfig:
             another worker can run it beside the old run; "hold" keeps it until the
             handler returns.
         lease_expiry: "cancel" stops a handler whose lease was not confirmed in time,
-            "continue" only marks it (`ctx.lease_doubtful`).
+            "continue" only marks it (`ctx.lease_doubtful`). One that has not begun by
+            then is not begun either way.
         is_failure: which exceptions count as failed attempts; the others hand the job
             back.
         retry: delays before the next attempt, for handlers without a policy of their

@@ -143,7 +143,9 @@ class Watchdog:
             attempt.lease.job_id,
             attempt.claim.envelope.queue,
         )
-        if self._cancels_expired:
+        # Where no handler runs yet, none is begun: whoever may hold the job now begins
+        # it anyway.
+        if self._cancels_expired or attempt.thread_id is None:
             attempt.cancel(CancelReason.LEASE_EXPIRED)
 
     def _stuck(self, attempt: LiveAttempt) -> None:

@@ -115,12 +115,34 @@ def test_a_good_beat_clears_the_doubt_and_never_the_token(store: Any) -> None:
 def test_a_handler_may_go_on_after_its_lease_where_that_is_asked_for(
     store: Any,
 ) -> None:
-    enqueue(store, "a")
-    watching = Watching(store, lease_expiry="continue")
+    registry = Registry()
+    seen: list[tuple[bool, bool]] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        watching.look(30)
+        seen.append((ctx.lease_doubtful, ctx.cancelled))
+
+    enqueue(store, "a", kind="k", payload=b"{}")
+    watching = Watching(store, registry, lease_expiry="continue")
+    watching.bench.run_next()
+    assert seen == [(True, False)]
+    assert state_of(store, "a") is State.COMPLETED
+
+
+def test_what_has_not_begun_when_its_lease_is_in_doubt_is_handed_back(
+    store: Any,
+) -> None:
+    registry = Registry()
+    began: list[str] = []
+    registry.task("k")(lambda: began.append("a"))
+    enqueue(store, "a", kind="k", payload=b"{}")
+    watching = Watching(store, registry, lease_expiry="continue")
     (attempt,) = watching.bench.admit()
     watching.look(30)
-    assert JobContext(attempt).lease_doubtful
-    assert not JobContext(attempt).cancelled
+    watching.bench.run(attempt)
+    assert began == []
+    assert state_of(store, "a") is State.AVAILABLE
 
 
 @pytest.mark.parametrize("returns", [True, False])
