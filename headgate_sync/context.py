@@ -344,7 +344,9 @@ class JobContext:
             raise
         if lost:
             raise attempt.lose()
-        attempt.lease_due_s = max(attempt.lease_due_s, until_s)
+        # Also where that is sooner than before: so it is for the store.
+        attempt.lease_due_s = until_s
+        attempt.doubtful = False
 
     def release(self) -> None:
         """Hand the job back now and count no attempt; then return from the handler.

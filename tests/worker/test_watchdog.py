@@ -145,6 +145,19 @@ def test_what_has_not_begun_when_its_lease_is_in_doubt_is_handed_back(
     assert state_of(store, "a") is State.AVAILABLE
 
 
+def test_a_lease_that_is_cut_short_runs_out_then(store: Any) -> None:
+    enqueue(store, "a")
+    watching = Watching(store)
+    (attempt,) = watching.bench.admit()
+    JobContext(attempt).extend_lease("1s")
+    watching.look(0.999)
+    assert attempt.token.reason is None
+    watching.look(0.001)
+    assert attempt.token.reason == "lease_expired"
+    JobContext(attempt).extend_lease("1s")
+    assert not attempt.doubtful
+
+
 @pytest.mark.parametrize("returns", [True, False])
 def test_after_a_doubtful_lease_the_store_has_the_last_word(
     store: Any, returns: bool
