@@ -353,7 +353,7 @@ class Call:
         row = self.gate.classes.get(rate_class)
         if row is not None and row.is_paused(self.now_ms):
             until_ms = None if row.paused else row.paused_until_ms
-            self.gate.close(self.queues, rate_class, until_ms)
+            self.gate.close([desk.queue], rate_class, until_ms)
             return False
         return True
 

@@ -7,10 +7,19 @@ import pytest
 from headgate_sync.errors import InvalidRequest, LeaseRejected
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import Outcome
-from headgate_sync.policy import BudgetConfig, RateClassConfig
+from headgate_sync.policy import BudgetConfig, RateClassConfig, Scope
 from tests.backends import Backend, Clock
 from tests.builders import START_MS, enqueue, envelope, job, state_of, steer
-from tests.scenarios.gate import admit, fill, ids, policies, rate_class, served, tokens
+from tests.scenarios.gate import (
+    admit,
+    ceiling,
+    fill,
+    ids,
+    policies,
+    rate_class,
+    served,
+    tokens,
+)
 
 HOUR = "5/3600000"
 
@@ -250,6 +259,18 @@ def test_a_pause_lasts_until_its_instant_and_keeps_the_tokens(store, clock: Cloc
     assert len(admit(store)) == 0
     clock.advance_ms(1)
     assert len(admit(store)) == 5
+
+
+def test_a_pause_that_another_queue_met_says_nothing_about_a_full_one(store):
+    """Nobody waits for a class whose jobs could not run if it were open."""
+    enqueue(store, "runs", queue="full")
+    admit(store, queues=("full",))
+    ceiling(store, 1, "queue", scope=Scope.QUEUE, queue="full")
+    for queue in ("full", "open"):
+        enqueue(store, f"waits in {queue}", rate_class="c", queue=queue)
+    policies(store).pause_rate_class("c", 5000)
+    said = [admit(store, queues=names) for names in (("open", "full"), ("full",))]
+    assert [batch.retry_after_ms for batch in said] == [5000, None]
 
 
 def test_a_shorter_pause_does_not_cut_a_longer_one(store, clock: Clock):
