@@ -337,7 +337,7 @@ def retry_delay_ms(
     try:
         after = getattr(error, "retry_after", None)
         if isinstance(after, timedelta) and after >= timedelta(milliseconds=1):
-            return min(duration_ms("retry_after", after), MAX_POLICY_DELAY_MS)
+            return _capped_ms("retry_after", after)
     except BaseException:  # a property of the user's exception
         logger.warning(
             "job %s (queue %s): retry_after cannot be read",
@@ -357,7 +357,7 @@ def retry_delay_ms(
         error=error,
     )
     try:
-        return min(policy_delay_ms(policy, info), MAX_POLICY_DELAY_MS)
+        return policy_delay_ms(policy, info)
     except BaseException:  # user code
         logger.warning(
             "job %s (queue %s): the retry policy failed, the store's delay is used",
@@ -378,13 +378,21 @@ def policy_delay_ms(policy: RetryPolicy, info: RetryInfo) -> int:
         InvalidRequest: the policy returned something else, or less than 1 ms.
     """
     if not isinstance(policy, wait_base):
-        return duration_ms("retry delay", policy(info))
+        return _capped_ms("retry delay", policy(info))
     state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
     state.attempt_number = info.attempt
     outcome: Future = Future(info.attempt)
     outcome.set_exception(info.error)
     state.outcome = outcome
-    return duration_ms("retry delay", timedelta(seconds=policy(state)))
+    seconds = min(policy(state), MAX_POLICY_DELAY_MS / 1000)
+    return _capped_ms("retry delay", timedelta(seconds=seconds))
+
+
+def _capped_ms(name: str, delay: object) -> int:
+    """At most a day, also of what grew beyond the durations that there are."""
+    if isinstance(delay, timedelta):
+        delay = min(delay, timedelta(milliseconds=MAX_POLICY_DELAY_MS))
+    return min(duration_ms(name, delay), MAX_POLICY_DELAY_MS)
 
 
 class SpinWatch:

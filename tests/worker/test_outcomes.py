@@ -345,6 +345,14 @@ def test_a_policy_gets_the_count_with_this_failure_and_may_say_text() -> None:
     assert delay_of(lambda info: timedelta(days=30)) == 86_400_000
 
 
+def test_a_delay_that_grew_beyond_all_durations_is_a_day() -> None:
+    doubling, busy = tenacity.wait_exponential(multiplier=1), ValueError("busy")
+    busy.retry_after = timedelta.max  # type: ignore[attr-defined]
+    for policy in (doubling, lambda info: timedelta.max):
+        assert delay_of(policy, attempt=60, max_attempts=100) == 86_400_000
+    assert delay_of(None, busy) == 86_400_000
+
+
 @pytest.mark.parametrize(
     "policy",
     [lambda info: 1 / 0, lambda info: "0ms", lambda info: 5, tenacity.wait_none()],
