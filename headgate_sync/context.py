@@ -120,6 +120,7 @@ class JobContext:
         "_attempt",
         "_checkpoint",
         "_client",
+        "_closed",
         "_data",
         "_dependencies",
         "_extensions",
@@ -150,7 +151,7 @@ class JobContext:
         self._progress: ProgressReports | None = None
         self._steps: Steps | None = None
         self._tracked: Tracked | None = None
-        self._returned = False
+        self._returned = self._closed = False
         self._result: JobResult | None = None
 
     @property
@@ -226,6 +227,8 @@ class JobContext:
                 check=self.check,
                 headers=self._attempt.claim.envelope.headers,
             )
+            if self._closed:
+                self._client.close()
         return self._client
 
     @property
@@ -699,6 +702,7 @@ class JobContext:
 
     def close(self) -> None:
         """End what the handler must not use after it returned."""
+        self._closed = True
         if self._client is not None:
             self._client.close()
         if self._attempt.logs is not None:

@@ -723,3 +723,16 @@ def test_a_follow_up_job_ends_with_the_attempt(store: Any) -> None:
     assert child.headers["traceparent"].startswith("00-aaaa")
     with pytest.raises(RuntimeError):
         kept[0].enqueue(envelope("late"))
+
+
+def test_a_client_that_is_asked_for_after_the_attempt_is_over_too(store: Any) -> None:
+    kept: list[JobContext] = []
+
+    def handler(ctx: JobContext) -> None:
+        kept.append(ctx)
+
+    put(store, "a")
+    running(store, handler).run_next()
+    with pytest.raises(RuntimeError, match="ends with the attempt"):
+        kept[0].client.enqueue(envelope("child"))
+    assert steer(store).get_job("child") is None
