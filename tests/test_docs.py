@@ -85,6 +85,59 @@ with app.app_context():
     db.engine.dispose()
 """,
     ),
+    "docs/transactions.md": (
+        """
+import os
+import django
+from django.conf import settings
+from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Session
+from tests.servers import django_database, sqlalchemy_url
+
+url = os.environ["HEADGATE_DATABASE_URL"]
+app = Flask(__name__)
+app.config["SQLALCHEMY_DATABASE_URI"] = sqlalchemy_url(url)
+db = SQLAlchemy(app)
+
+class Order(db.Model):
+    id = db.Column(db.Integer, db.Identity(start=100), primary_key=True)
+    item = db.Column(db.String, nullable=False)
+
+with app.app_context():
+    db.create_all()
+    engine = db.engine
+
+settings.configure(DATABASES={"default": django_database(url)}, USE_TZ=True)
+django.setup()
+from django.db import connection as django_connection, models, transaction
+
+class Purchase(models.Model):
+    id = models.AutoField(primary_key=True)
+    item = models.TextField()
+
+    class Meta:
+        app_label = "shop"
+
+with django_connection.schema_editor() as editor:
+    editor.create_model(Purchase)
+with django_connection.cursor() as cursor:
+    # Ids of their own, as a receipt is unique by the id.
+    cursor.execute("ALTER TABLE shop_purchase ALTER id RESTART WITH 200")
+""",
+        """
+assert hg.inspect.counts("mail").counts == {"available": 3}
+answer = app.test_client().post("/orders", json={"item": "chair"})
+assert answer.status_code == 201, answer.text
+assert hg.inspect.counts("mail").counts == {"available": 4}
+with Session(engine) as session:
+    assert [order.item for order in session.query(Order)] == ["lamp", "chair"]
+assert Purchase.objects.count() == 1
+engine.dispose()
+django_connection.close()
+hg.close()
+""",
+    ),
     # Its blocks are the tests of a user, so that pytest runs them once more.
     "docs/testing.md": (
         "",
