@@ -465,6 +465,7 @@ class Headgate:
 
         config = {
             "producer": self.client,
+            "retry": self._runtime.defaults.given.get("retry"),
             **self._worker_config,
             "event_bus": self._runtime.event_bus,
             **config,

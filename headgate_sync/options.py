@@ -177,6 +177,7 @@ class TaskOptions(JobOptions):
 
     Attributes:
         retry: delay before the next attempt: a tenacity wait object, or a callable.
+            Among a facade's defaults it is that of the workers made there.
     """
 
     retry: RetryPolicy | Unset | None = UNSET

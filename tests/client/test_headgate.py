@@ -626,3 +626,14 @@ def test_workers_are_configured_in_the_words_of_their_command():
     for make in (hg.worker, hg.configure_worker):
         with pytest.raises(InvalidRequest, match="no setting concurrency; there are"):
             make(concurrency=4)
+
+
+def test_the_default_retry_policy_is_that_of_the_workers():
+    def slowly(info: object) -> str:
+        return "1h"
+
+    hg = Headgate(MemStore(), defaults=TaskOptions(retry=slowly))
+    assert hg.worker().config.retry is slowly
+    hg.configure_worker(retry=None)
+    assert hg.worker().config.retry is None
+    assert hg.worker(retry=slowly).config.retry is slowly
