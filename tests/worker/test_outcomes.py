@@ -405,8 +405,12 @@ def test_a_job_that_is_handed_back_without_end_is_reported_once_a_minute(
 ) -> None:
     steps = Steps()
     watch = SpinWatch(steps)
-    for _ in range(30):
+    for _ in range(10):
         watch.handed_back(envelope("spinner"))
+    assert "spinner" not in caplog.text
+    for count in range(11, 31):
+        watch.handed_back(envelope("spinner"))
+        assert caplog.text.count("job spinner") == 1, count
     watch.handed_back(envelope("calm"))
     assert caplog.text.count("job spinner") == 1
     steps.advance(61)
