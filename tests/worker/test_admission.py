@@ -310,3 +310,18 @@ def test_a_request_carries_the_worker_its_queues_and_its_lease(store: Any) -> No
     (request,) = asking.tap.given("admit")
     assert (request.worker, request.queues) == (WORKER, (QUEUE,))
     assert (request.lease_ms, request.quantum) == (7_000, 3)
+
+
+def test_a_lease_counts_from_the_asking_and_not_from_the_answer(store: Any) -> None:
+    enqueue(store, "a")
+    asking = Asking(store)
+
+    def slowly(admit: Any, request: Any) -> Any:
+        batch = admit(request)
+        asking.steps.advance(7)
+        return batch
+
+    asking.tap.around["admit"] = slowly
+    asking.poll()
+    (attempt,) = asking.fed
+    assert attempt.lease_due_s == START_S + 30

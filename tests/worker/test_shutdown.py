@@ -14,7 +14,8 @@ from headgate_sync.lifecycle import State
 from headgate_sync.policy import Poll
 from headgate_sync.registry import Registry
 from headgate_sync.worker import ExitStatus, bell
-from headgate_sync.worker.shutdown import exit_status
+from headgate_sync.worker.bell import Bell
+from headgate_sync.worker.shutdown import Drain, exit_status
 from tests.builders import (
     enqueue,
     envelope,
@@ -24,7 +25,7 @@ from tests.builders import (
     steer,
 )
 from tests.scenarios.gate import tokens
-from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
+from tests.worker.rig import PATIENCE_S, Bench, Gate, Tap, wait_for, working
 
 
 def put(store: Any, *ids: str, **fields: Any) -> None:
@@ -134,6 +135,26 @@ def test_a_handler_that_ignores_the_end_loses_its_job_and_its_late_result(
     wait_for(lambda: set(threading.enumerate()) <= before, "the thread ends")
     assert tap.count("ack_batch") == sent
     assert state_of(store, "a") is State.AVAILABLE
+
+
+def test_what_is_being_committed_at_the_end_is_not_handed_back(store: Any) -> None:
+    """Its row is locked by that, which would hold up all the others."""
+    bench, ringing = Bench(Tap(store)), Bell()
+    enqueue(store, "commits", "runs")
+    attempts = {attempt.lease.job_id: attempt for attempt in bench.admit()}
+    attempts["commits"].completing = True
+    drain = Drain(
+        bench.store,
+        bench.inflight,
+        bench.acks,
+        ringing,
+        now_s=bench.now_s,
+        hurried=lambda: True,
+    )
+    released, left = drain.run(timeout_ms=0, grace_ms=0)
+    assert (released, len(left)) == (1, 2)
+    assert state_of(store, "runs") is State.AVAILABLE
+    assert state_of(store, "commits") is State.RUNNING
 
 
 def test_a_drain_limit_of_zero_hands_everything_back_in_one_call(store: Any) -> None:

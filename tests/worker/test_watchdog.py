@@ -241,6 +241,19 @@ def test_a_stuck_job_waits_as_long_as_its_own_handler_asks_for(store: Any) -> No
     thread.join(PATIENCE_S)
 
 
+def test_a_stuck_job_that_is_being_committed_is_left_to_its_commit(store: Any) -> None:
+    """Its row is locked by that; an ack would hold up those that share its call."""
+    enqueue(store, "a", timeout_ms=100)
+    watching = Watching(store, stuck_threshold="200ms")
+    (attempt,) = watching.bench.admit()
+    attempt.completing = True
+    watching.look(0.1)
+    watching.look(0.2)
+    assert attempt.stuck_reported
+    assert not attempt.settled
+    assert watching.tap.count("ack_batch") == 0
+
+
 def test_a_stuck_job_is_held_where_that_is_asked_for(store: Any, caplog: Any) -> None:
     gate = Gate()
     store.enqueue([envelope("a", kind="k", payload=b"{}", timeout_ms=100)])
