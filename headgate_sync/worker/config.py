@@ -19,6 +19,7 @@ from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.events import DeathHandler, EventBus, StuckCallback
 from headgate_sync.extensions import Extensions
+from headgate_sync.injection import is_asynchronous
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
 from headgate_sync.telemetry import Telemetry
@@ -101,6 +102,24 @@ def _sinks(
                 f"telemetry: {type(sink).__name__} has no method on_event"
             )
     return made
+
+
+def _death_handlers(handlers: Iterable[DeathHandler]) -> tuple[DeathHandler, ...]:
+    if not isinstance(handlers, Iterable):
+        raise InvalidRequest(
+            f"death_handlers must be a sequence, got {type(handlers).__name__}"
+        )
+    made = tuple(handlers)
+    for handler in made:
+        _check_function("death_handlers", handler)
+    return made
+
+
+def _check_function(name: str, function: object) -> None:
+    if not callable(function):
+        raise InvalidRequest(f"{name} must be callable, got {type(function).__name__}")
+    if is_asynchronous(function):
+        raise InvalidRequest(f"{name} must be a plain function, not async def")
 
 
 def _path(path: Path | str | None) -> Path | None:
@@ -197,7 +216,9 @@ class WorkerConfig:
     sync_schedules: bool = True
     telemetry: tuple[Telemetry, ...] = field(default=(), converter=_sinks)
     event_bus: EventBus | None = None
-    death_handlers: tuple[DeathHandler, ...] = field(default=(), converter=tuple)
+    death_handlers: tuple[DeathHandler, ...] = field(
+        default=(), converter=_death_handlers
+    )
     stuck_handler: StuckCallback | None = None
     memory_limit_bytes: int | None = None
     memory_check_interval: timedelta | str = "30s"
@@ -210,8 +231,7 @@ class WorkerConfig:
         check_int("capacity", self.capacity, 1, MAX_CAPACITY)
         check_int("prefetch", self.prefetch, 0, MAX_CAPACITY - self.capacity)
         check_int("capture_log_level", self.capture_log_level, 0, MAX_INT32)
-        if not isinstance(self.extensions, Extensions):
-            raise InvalidRequest("extensions must be an Extensions")
+        self._check_parts()
         for name in (
             *("lease", "stuck_threshold"),
             *("duty_interval", "memory_check_interval"),
@@ -242,6 +262,30 @@ class WorkerConfig:
                     f"{name} is {getattr(self, name)!r}, "
                     f"allowed is {' or '.join(allowed)}"
                 )
+
+    def _check_parts(self) -> None:
+        """Refuse at once what would fail, or mean something else, when it is used."""
+        kinds: tuple[tuple[str, type], ...] = (
+            ("run_duties", bool),
+            ("sync_schedules", bool),
+            ("catch_base_exceptions", bool),
+            ("async_cancel", bool),
+            ("extensions", Extensions),
+            ("poll", Poll),
+            ("unknown_kind", HandBack),
+            ("event_bus", EventBus),
+        )
+        for name, kind in kinds:
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (name, value) != ("event_bus", None):
+                raise InvalidRequest(
+                    f"{name} must be {kind.__name__}, got {type(value).__name__}"
+                )
+        for name in ("is_failure", "memory_sampler"):
+            _check_function(name, getattr(self, name))
+        for name in ("retry", "stuck_handler"):
+            if (function := getattr(self, name)) is not None:
+                _check_function(name, function)
 
     @property
     def lease_ms(self) -> int:

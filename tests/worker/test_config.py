@@ -12,6 +12,10 @@ from headgate_sync.worker import HandBack, WorkerConfig
 from headgate_sync.worker.config import make_worker_id
 
 
+async def asynchronous(*given: object) -> None:
+    """What a worker would call and never await."""
+
+
 def test_the_defaults_are_those_of_the_documentation() -> None:
     config = WorkerConfig()
     assert (config.queues, config.capacity, config.quantum) == (("default",), 16, 0)
@@ -54,6 +58,23 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("lease_expiry", "ignore", "cancel or continue"),
         ("periodic_hooks", 5, "periodic_hooks must be a sequence"),
         ("periodic_hooks", (object(),), "object has no method begin"),
+        ("death_handlers", 5, "death_handlers must be a sequence"),
+        ("death_handlers", (5,), "death_handlers must be callable, got int"),
+        ("death_handlers", (asynchronous,), "death_handlers must be a plain function"),
+        ("stuck_handler", 5, "stuck_handler must be callable"),
+        ("stuck_handler", asynchronous, "stuck_handler must be a plain function"),
+        ("is_failure", None, "is_failure must be callable"),
+        ("is_failure", asynchronous, "is_failure must be a plain function"),
+        ("retry", "1s", "retry must be callable"),
+        ("memory_sampler", 5, "memory_sampler must be callable"),
+        ("event_bus", 5, "event_bus must be EventBus, got int"),
+        ("unknown_kind", None, "unknown_kind must be HandBack, got NoneType"),
+        ("poll", "50ms", "poll must be Poll, got str"),
+        ("extensions", {}, "extensions must be Extensions, got dict"),
+        ("run_duties", "no", "run_duties must be bool, got str"),
+        ("async_cancel", "no", "async_cancel must be bool, got str"),
+        ("sync_schedules", None, "sync_schedules must be bool"),
+        ("catch_base_exceptions", 1, "catch_base_exceptions must be bool, got int"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(
