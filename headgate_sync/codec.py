@@ -36,6 +36,19 @@ class Codec(Protocol):
         ...
 
 
+def check_codec(name: str, codec: object) -> None:
+    """Check that something can stand for a codec.
+
+    Raises:
+        InvalidRequest: it lacks one of the two methods.
+    """
+    for method in ("encode", "decode"):
+        if not callable(getattr(codec, method, None)):
+            raise InvalidRequest(
+                f"{name}: {type(codec).__name__} has no method {method}"
+            )
+
+
 def plain_fault(value: object) -> str | None:
     """Say what keeps a value from being plain; None when nothing does.
 

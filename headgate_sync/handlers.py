@@ -9,7 +9,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from headgate_sync.binding import BatchPlan, FailureTest, RetryPolicy
-from headgate_sync.codec import JSON, Codec
+from headgate_sync.codec import JSON, Codec, check_codec
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.parameters import (
     Parameters,
@@ -81,6 +81,7 @@ class Handler:
                 raise InvalidRequest(
                     f"{label}: {name} must be callable, got {type(value).__name__}"
                 )
+        check_codec(f"{label}: result_codec", result_codec)
         if async_cancel is not None and not isinstance(async_cancel, bool):
             raise InvalidRequest(f"{label}: async_cancel must be True, False or None")
         self.steps = _plan(label, version, steps, step_map)

@@ -330,5 +330,17 @@ def envelope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def check_defaults(defaults: object) -> None:
+    """Refuse what is no `TaskOptions`.
+
+    Raises:
+        InvalidRequest: the text names the type.
+    """
+    if not isinstance(defaults, TaskOptions):
+        raise InvalidRequest(
+            f"defaults must be TaskOptions, got {type(defaults).__name__}"
+        )
+
+
 NO_OPTIONS = CallOptions()
 NO_DEFAULTS = TaskOptions()

@@ -148,6 +148,7 @@ class Registry:
                 return declared
             given: dict[str, Any] = {**options}
             process = given.get("isolated")
+            _check_process(f"task {kind}", process)
             also = (*HANDLER_OPTIONS, "isolated")
             handler_options = {k: given[k] for k in HANDLER_OPTIONS if k in given}
             rest = {k: v for k, v in given.items() if k not in also}
@@ -280,6 +281,7 @@ class Registry:
         known = task_of(task) if isinstance(task, type) else task
         if known is None or not isinstance(known, PayloadTask):
             raise InvalidRequest(f"{task!r} is no task with a payload")
+        _check_process(known.label, process, needed=True)
         with self._lock:
             if self._tasks.get(known.kind) is not known:
                 self._check_free(known)
@@ -582,6 +584,17 @@ def _place(task: Task, handler: Handler | None) -> str:
 def _connect(task: Task, producers: Sequence[Callable[[], Producer]]) -> None:
     if isinstance(task, FunctionTask):
         task.producers.extend(p for p in producers if p not in task.producers)
+
+
+def _check_process(label: str, process: object, *, needed: bool = False) -> None:
+    if process is None and not needed:
+        return
+    from headgate_sync.worker.isolated import IsolatedProcess
+
+    if not isinstance(process, IsolatedProcess):
+        raise InvalidRequest(
+            f"{label}: isolated must be IsolatedProcess, got {type(process).__name__}"
+        )
 
 
 def _check_called(name: str, given: object, example: str, *types: type) -> None:

@@ -21,7 +21,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.events import EventBus
-from headgate_sync.options import TaskOptions
+from headgate_sync.options import TaskOptions, check_defaults
 from headgate_sync.settings import DATABASE_URL, EMBEDDED, FALLBACK_URL, Settings
 from headgate_sync.store import Store
 
@@ -64,6 +64,7 @@ class Runtime:
         registry: Registry,
         parts: PipelineParts,
     ) -> None:
+        check_defaults(defaults)
         self.defaults = defaults
         self._registry = registry
         self._pipeline: Pipeline | None = None

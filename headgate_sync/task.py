@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import attrs
 from attrs import frozen
 
-from headgate_sync.codec import JSON, Codec
+from headgate_sync.codec import JSON, Codec, check_codec
 from headgate_sync.envelope import MAX_INT32, check_int, check_kind
 from headgate_sync.errors import (
     ConfigurationError,
@@ -91,6 +91,7 @@ class PayloadTask(Task, ABC):
 
     def __init__(self, kind: str, *, codec: Codec, **declared: Any) -> None:
         super().__init__(kind, **declared)
+        check_codec(f"{self.label}: codec", codec)
         self.codec = codec
         self._upcasters: dict[int, Callable[[bytes], Any]] = {}
         self._settled = False

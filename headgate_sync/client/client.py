@@ -39,6 +39,7 @@ from headgate_sync.ids import UlidGenerator
 from headgate_sync.options import (
     NO_DEFAULTS,
     TaskOptions,
+    check_defaults,
 )
 from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.store import Store
@@ -115,6 +116,7 @@ class Client:
             pipeline = Pipeline(**parts)
         elif parts:
             raise InvalidRequest(f"pipeline excludes {', '.join(parts)}")
+        check_defaults(defaults)
         self.store = store
         self.defaults = defaults
         self.registry = registry
@@ -413,6 +415,7 @@ class Client:
                 "make store and client in the child, or use a Headgate made from a URL"
             )
         if self._pipeline is None:
+            check_identity(identity)
             self._target(tx)(batch)
             if tx is None:
                 self._pinned.look_at(batch)

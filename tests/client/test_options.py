@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 import attrs
 import pytest
 
+from headgate_sync.app import Headgate
 from headgate_sync.client import Client
+from headgate_sync.envelope import Envelope
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.handlers import HANDLER_OPTIONS
 from headgate_sync.memory.store import MemStore
@@ -248,3 +250,16 @@ def test_a_digest_covers_the_payload_with_its_defaults():
 def test_what_type_checkers_know_of_options_is_what_is_read(keywords, read):
     assert keywords.__required_keys__ == frozenset()
     assert keywords.__optional_keys__ == set(read)
+
+
+@pytest.mark.parametrize("make", [Headgate, Client])
+def test_defaults_of_another_kind_are_refused_at_once(make):
+    with pytest.raises(InvalidRequest, match="defaults must be TaskOptions, got dict"):
+        make(MemStore(), defaults={"queue": "mail"})
+
+
+def test_an_identity_of_another_kind_is_refused_though_nobody_asks_for_it():
+    store = MemStore()
+    with pytest.raises(InvalidRequest, match="identity must be an Identity, got str"):
+        Client(store).enqueue(Envelope(id="a", kind="k"), identity="ada")
+    assert store.inspect.get_job("a") is None

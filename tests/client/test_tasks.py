@@ -314,6 +314,14 @@ def test_a_codec_of_ones_own_carries_plain_values():
     assert binding.decode(envelope) == {"at": 1, "address": Address("x")}
 
 
+@pytest.mark.parametrize("option", ["codec", "result_codec"])
+def test_what_is_no_codec_is_refused_at_the_declaration(option):
+    registry = Registry()
+    with pytest.raises(InvalidRequest, match=rf"task work: {option}: str has no"):
+        registry.task("work", **{option: "json"})(lambda: None)
+    assert registry.kinds() == frozenset()
+
+
 def test_a_payload_that_the_codec_loses_is_refused_at_the_enqueue():
     class Lossy:
         def encode(self, value):

@@ -570,6 +570,14 @@ def test_what_a_process_cannot_do_is_refused_at_the_declaration() -> None:
         registry.isolated(int, process)
     with pytest.raises(InvalidRequest, match="module:attribute"):
         IsolatedProcess.python("app")
+    other: Any = "app:hg"
+    for declare in (
+        lambda: registry.task("t", isolated=other)(lambda: None),
+        lambda: registry.isolated(registry.task("u")(lambda: None), other),
+    ):
+        with pytest.raises(InvalidRequest, match="isolated must be IsolatedProcess"):
+            declare()
+    assert "t" not in registry.kinds()
 
 
 def answers() -> int:
