@@ -53,6 +53,25 @@ def test_a_cursor_goes_on_where_it_was_and_goes_with_its_step(
     assert saved(store).completed_steps == ("pages", "other")
 
 
+def test_a_position_is_none_of_another_step(store: Any, clock: Any) -> None:
+    """As in newer code, which calls the step that failed by another name."""
+    begun: list[Any] = []
+
+    def handler(ctx: JobContext) -> None:
+        with ctx.step_cursor("rows" if ctx.attempt else "pages") as cursor:
+            begun.append(cursor.value)
+            cursor.set(3)
+            if ctx.attempt == 0:
+                raise ValueError
+
+    put(store)
+    bench = running(store, handler)
+    bench.run_next()
+    come_back(store, clock)
+    bench.run_next()
+    assert begun == [None, None]
+
+
 def test_a_cursor_step_that_is_done_says_so(store: Any, clock: Any) -> None:
     told: list[bool] = []
 

@@ -49,6 +49,19 @@ def test_the_first_tick_comes_after_one_interval(store: Any) -> None:
     assert ticking.duties.held == NAMES
 
 
+def test_the_books_of_the_gate_are_kept_although_no_job_is_due(store: Any) -> None:
+    ticking = Ticking(store)
+    ticking.tap.around["duty_tick"] = lambda real, *args, **keywords: dict.fromkeys(
+        NAMES, False
+    )
+    for passed_s in range(1, 62):
+        ticking.tick()
+        ticking.settle()
+        # Like every duty at the first tick, and then every 30 s.
+        assert ticking.tap.count("promote_due") == (passed_s + 29) // 30
+    assert ticking.tap.count("reclaim_expired") == 1
+
+
 def test_quick_sweeps_are_done_one_after_the_other(
     store: Any, monkeypatch: Any
 ) -> None:
