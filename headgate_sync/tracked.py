@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from headgate_sync.attempt import AttemptFault, LiveAttempt
+from headgate_sync.cancel import exception_for
 from headgate_sync.errors import AttemptCancelled, InvalidRequest, TrackedClosed
 from headgate_sync.loggers import guarded
 
@@ -22,7 +23,9 @@ class Tracked:
     """The threads that one handler started through its context.
 
     The attempt ends after all of them. The first error of one fails the attempt and
-    asks the others, and the handler, to stop.
+    asks the others, and the handler, to stop. When the attempt is cancelled, one that
+    stops for it, or does not stop, has not finished its work: then neither has a
+    handler that returned.
     """
 
     def __init__(self, attempt: LiveAttempt) -> None:
@@ -33,6 +36,7 @@ class Tracked:
         self._made = 0
         self._closed = False
         self._error: BaseException | None = None
+        self._cut: AttemptCancelled | None = None  # what one that obeyed raised
         attempt.token.on_cancel(self._wake)
 
     def spawn(self, function: Callable[[], Any]) -> Future[Any]:
@@ -78,23 +82,29 @@ class Tracked:
 
         Raises:
             BaseException: the first error of a thread, of a handler that did not fail.
+            AttemptCancelled: of such a handler, a thread did not finish.
         """
         with self._changed:
             self._closed = True
         if failed:
             self._attempt.token.fail()
         self._join(patience_s)
-        error, self._error = self._error, None
-        if failed or error is None:
+        error, cut = self._error, self._cut
+        self._error = self._cut = None
+        if failed:
             return
         try:
+            if error is None:
+                if cut is not None:
+                    raise cut
+                return
             if isinstance(error, Exception):
                 raise error
             raise AttemptFault(
                 f"panic in tracked task: {type(error).__qualname__}: {error}"
             ) from error
         finally:
-            del error  # it and this frame would keep each other for the collector
+            del error, cut  # they and this frame would keep each other
 
     def _join(self, patience_s: float) -> None:
         now_s, token = self._attempt.now_s, self._attempt.token
@@ -108,6 +118,8 @@ class Tracked:
                     break
                 self._changed.wait(left_s)
             left = [thread.name for thread in self._running]
+            if left and (reason := token.reason) is not None:
+                self._cut = exception_for(reason, self._attempt.lease.job_id)
         if left:
             logger.error(
                 "job %s (queue %s): tracked threads do not stop and are left behind: "
@@ -137,9 +149,10 @@ class Tracked:
 
     def _failed(self, error: BaseException) -> None:
         token = self._attempt.token
-        if isinstance(error, AttemptCancelled) and token.stopped:
-            return  # it obeyed
         with self._changed:
+            if isinstance(error, AttemptCancelled) and token.stopped:
+                self._cut = error
+                return
             if self._error is None:
                 self._error = error
         token.fail()

@@ -282,3 +282,33 @@ def test_a_thread_of_a_lost_attempt_writes_nothing(store: Any) -> None:
     put(store)
     running(store, handler).run_next()
     assert state_of(store, "a") is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        (CancelReason.TIMEOUT, State.RETRYABLE),
+        (CancelReason.SHUTDOWN, State.AVAILABLE),
+        (CancelReason.LEASE_EXPIRED, State.AVAILABLE),
+        (CancelReason.LEASE_LOST, State.RUNNING),
+    ],
+)
+@pytest.mark.parametrize("obeys", [True, False])
+def test_work_that_a_thread_did_not_finish_is_not_done_though_its_handler_returned(
+    store: Any, reason: CancelReason, state: State, obeys: bool
+) -> None:
+    gate = Gate()
+
+    def handler(ctx: JobContext) -> None:
+        def child() -> None:
+            ctx._attempt.cancel(reason)
+            if obeys:
+                ctx.check()
+            gate.hold()
+
+        ctx.spawn(child)
+
+    put(store, timeout_ms=60_000)
+    running(store, handler, stuck_threshold="50ms").run_next()
+    assert state_of(store, "a") is state
+    gate.open()
