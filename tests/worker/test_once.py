@@ -258,6 +258,25 @@ def test_a_recorded_result_and_once_exclude_each_other(
     assert store.results.read_result("a").data == b"x"
 
 
+def test_a_result_that_comes_after_the_completion_is_refused(
+    postgres: Any, effects: Any
+) -> None:
+    refusals: list[str] = []
+
+    def handler(ctx: JobContext) -> None:
+        ctx.once(apply(ctx))
+        try:
+            ctx.record_result(b"x")
+        except InvalidRequest as refusal:
+            refusals.append(str(refusal))
+
+    store = postgres.make_store()
+    put(store, "a")
+    running(store, handler).run_next()
+    assert refusals == ["record_result after once: the job is already completed"]
+    assert store.results.read_result("a") is None
+
+
 def test_a_refused_commit_is_an_ordinary_failure(postgres: Any, effects: Any) -> None:
     postgres.connection.execute(
         "CREATE TABLE public.parent (id int PRIMARY KEY);"
