@@ -13,7 +13,12 @@ import pytest
 
 from headgate_sync.__main__ import main
 from headgate_sync.context import JobContext
-from headgate_sync.errors import BackendError, ConfigurationError, StoreUnavailable
+from headgate_sync.errors import (
+    BackendError,
+    ConfigurationError,
+    StoreConflict,
+    StoreUnavailable,
+)
 from headgate_sync.policy import Poll
 from headgate_sync.registry import Registry
 from headgate_sync.worker import ExitStatus, Worker, WorkerConfig, loops
@@ -288,6 +293,14 @@ def test_a_healthy_worker_says_so_and_how_old_its_calls_are(store: Any) -> None:
     assert told["healthy"] is True
     assert told["threads"]["heartbeat"]["alive"] is True
     assert "\n" not in health.to_json()
+
+
+def test_transactions_that_collide_are_no_outage() -> None:
+    pulse = Pulse(1.0)
+    pulse.failed(StoreUnavailable("away"))
+    assert pulse.away
+    pulse.failed(StoreConflict("busy"))
+    assert not pulse.away
 
 
 def test_an_outage_is_not_unhealthy(store: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate_sync.errors import StoreConflict, StoreUnavailable
+from headgate_sync.errors import StoreClosed, StoreConflict, StoreUnavailable
 from headgate_sync.worker import loops
 from headgate_sync.worker.loops import LoopGuard, ServiceLoop
 from tests.worker.rig import PATIENCE_S, Gate
@@ -44,6 +44,13 @@ def test_an_outage_is_no_failure_however_long_it_takes(error: Exception) -> None
     assert pauses[-1] == 5.0
     assert not guard.dead
     assert guard.health(running=True).failures == 0
+
+
+def test_a_store_that_the_program_has_closed_is_waited_for_by_nobody() -> None:
+    guard = LoopGuard("heartbeat")
+    guard.failed(StoreClosed("closed"), 0.0)
+    assert guard.dead
+    assert guard.health(running=True).failures == 1
 
 
 def test_a_failure_is_logged_with_its_traceback_and_then_once_a_minute(
