@@ -398,3 +398,22 @@ def test_a_loop_that_cannot_be_revived_ends_the_worker_in_order(
     assert worker.exit_status.code == 13
     assert state_of(store, "a") is State.COMPLETED
     assert "could not be revived" in caplog.text
+
+
+@pytest.mark.parametrize("gone", ["watchdog", "heartbeat"])
+def test_a_thread_that_is_gone_without_a_word_ends_the_worker(
+    store: Any, monkeypatch: Any, caplog: Any, gone: str
+) -> None:
+    run = loops.ServiceLoop._run
+
+    def run_others(loop: Any) -> None:
+        if loop.name != gone:
+            run(loop)
+
+    monkeypatch.setattr(loops.ServiceLoop, "_run", run_others)
+    monkeypatch.setattr(watchdog, "LOOK_AT_LOOPS_S", 0.05)
+    with Worker(store, Registry(), WorkerConfig()) as worker:
+        wait_for(lambda: worker.exit_status is not None, "it ends by itself")
+    assert worker.exit_status is not None
+    assert worker.exit_status.code == 13
+    assert f"{gone} could not be revived" in caplog.text
