@@ -173,6 +173,22 @@ def test_a_beat_keeps_an_extended_lease_long(store: Any, clock: Any) -> None:
     assert beating.tap.calls == ["renew"]  # the usual length is the longer one again
 
 
+def test_a_beat_that_was_under_way_does_not_shorten_an_extension(store: Any) -> None:
+    enqueue(store, "a")
+    beating = Beating(store)
+    (attempt,) = beating.bench.admit()
+
+    def extend_meanwhile(renew: Any, *args: Any, **keywords: Any) -> Any:
+        answer = renew(*args, **keywords)
+        beating.tap.around.clear()
+        JobContext(attempt).extend_lease("2m")
+        return answer
+
+    beating.tap.around["renew"] = extend_meanwhile
+    beating.beat()
+    assert attempt.lease_due_s == beating.steps() + 120
+
+
 def test_an_extension_without_an_answer_is_none(store: Any) -> None:
     enqueue(store, "a")
     beating = Beating(store)
