@@ -65,6 +65,15 @@ def warn_of_unknown_kinds(
             logger.warning("jobs of kind %s wait, and this worker has no handler", kind)
 
 
+def warn_of_no_tasks(registry: Registry) -> None:
+    """Log that nothing is declared: modules with tasks are not imported by magic."""
+    if not registry.kinds():
+        logger.warning(
+            "no task is declared, so that no job can run here: "
+            "import the modules with tasks where the application is made"
+        )
+
+
 def warn_of_mistyped_queues(registry: Registry, queues: Sequence[str]) -> None:
     """Log each queue that no task names while nearly the same one is not served."""
     declared = registry.queues()

@@ -44,6 +44,7 @@ from headgate_sync.worker.shutdown import (
 from headgate_sync.worker.startup import (
     check_set_up,
     warn_of_mistyped_queues,
+    warn_of_no_tasks,
     warn_of_unknown_kinds,
 )
 from headgate_sync.worker.watchdog import Watchdog
@@ -379,6 +380,7 @@ class Worker:
             ", ".join(self._config.queues),
             self._config.capacity,
         )
+        warn_of_no_tasks(self._registry)
         warn_of_mistyped_queues(self._registry, self._config.queues)
         within(
             KINDS_S,

@@ -215,6 +215,18 @@ def test_unknown_kinds_that_wait_are_named_once_at_the_start(
     assert "kind foreign" not in caplog.text  # other workers take from that queue
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_worker_without_tasks_says_so_at_the_start(
+    declared: bool, store: Any, caplog: Any
+) -> None:
+    registry = Registry()
+    if declared:
+        registry.task("known")(lambda: None)
+    with working(store, registry):
+        pass
+    assert ("no task is declared" in caplog.text) != declared
+
+
 @pytest.mark.parametrize(
     ("queues", "told"),
     [
