@@ -166,7 +166,7 @@ class JobOptions:
         """The options that are set, by name."""
         return {
             name: value
-            for name in _names(type(self))
+            for name in option_names(type(self))
             if (value := getattr(self, name)) is not UNSET
         }
 
@@ -259,7 +259,8 @@ class CallKeywords(JobKeywords, total=False):
     pending: bool
 
 
-def _names(kind: type[JobOptions]) -> tuple[str, ...]:
+def option_names(kind: type[JobOptions]) -> tuple[str, ...]:
+    """The options that a class has."""
     return tuple(field.name for field in attrs.fields(kind))
 
 
@@ -278,7 +279,7 @@ def make_options(
     """
     if not options and kind is CallOptions:
         return NO_OPTIONS  # type: ignore[return-value]
-    known = _names(kind)
+    known = option_names(kind)
     for name in options:
         if name not in known:
             raise InvalidRequest(

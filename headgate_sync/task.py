@@ -38,6 +38,7 @@ from headgate_sync.options import (
     CallOptions,
     TaskOptions,
     make_options,
+    option_names,
     unique_of,
 )
 from headgate_sync.parameters import LateNames, check_function, declaring_frame
@@ -318,10 +319,18 @@ class FunctionTask(PayloadTask, Generic[P, R]):
     ) -> JobRequest:
         """Bind arguments to names and encode them."""
         self.settle()
+        signature = self.handler.parameters().signature
         try:
-            bound = self.handler.parameters().signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidRequest(f"{self.label}: {error}") from None
+            meant = [
+                name
+                for name in kwargs
+                if name not in signature.parameters
+                and name in option_names(CallOptions)
+            ]
+            hint = f"; options go through using({meant[0]}=...)" if meant else ""
+            raise InvalidRequest(f"{self.label}: {error}{hint}") from None
         return self._request(bound.arguments, self._encode, options)
 
     def producer(self) -> Producer:

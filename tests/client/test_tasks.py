@@ -103,7 +103,8 @@ def test_no_option_name_can_shadow_a_parameter():
         ((42,), {"order_id": 42}, "multiple values for argument 'order_id'"),
         ((42,), {"x": 1}, "got an unexpected keyword argument 'x'"),
         ((1, "a", 2), {}, "too many positional arguments"),
-        ((1,), {"ctx": None}, "got an unexpected keyword argument 'ctx'"),
+        ((1,), {"ctx": None}, "got an unexpected keyword argument 'ctx'$"),
+        ((1,), {"delay": "5m"}, r".*'delay'; options go through using\(delay=...\)$"),
         ((1, None), {}, "tenant: expected str, got None"),
     ],
 )
