@@ -243,17 +243,25 @@ TRANSITIONS: tuple[Transition, ...] = (
 )
 
 
-_ON_RUNNING = {
-    Event.OPERATOR_DELETE: "cannot delete a running job; cancel it first",
-    Event.EDIT_PAYLOAD: "cannot edit a running job's payload",
+_SAID = {
+    (Event.OPERATOR_DELETE, State.RUNNING): (
+        "cannot delete a running job; cancel it first"
+    ),
+    (Event.EDIT_PAYLOAD, State.RUNNING): "cannot edit a running job's payload",
+    (Event.OPERATOR_RETRY, State.QUARANTINED): (
+        "cannot retry a quarantined job; release its fingerprint"
+    ),
 }
 
 
 def refused(event: Event, source: State) -> InvalidRequest:
     """The error for an event that the table does not know in this state."""
-    if source is State.RUNNING and event in _ON_RUNNING:
-        return InvalidRequest(_ON_RUNNING[event])
-    return InvalidRequest(f"{event.value} is not defined from {source.value}")
+    if (event, source) in _SAID:
+        return InvalidRequest(_SAID[event, source])
+    return InvalidRequest(
+        f"{event.value} is not defined from {source.value}, "
+        f"only from {', '.join(sources_of(event))}"
+    )
 
 
 def _by_edge() -> dict[tuple[State, Event], tuple[Transition, ...]]:

@@ -94,7 +94,11 @@ class BulkRequest:
             raise InvalidRequest("empty selector is rejected")
 
         if not self.states():
-            raise InvalidRequest(f"{self.action} is not defined from {self.state}")
+            event = BulkAction(self.action).event
+            raise InvalidRequest(
+                f"{self.action} is not defined from {self.state}, "
+                f"only from {', '.join(sources_of(event))}"
+            )
 
     def states(self) -> tuple[State, ...]:
         """The states whose jobs the operation touches, in the order of the table."""

@@ -400,9 +400,9 @@ def test_verbs_follow_the_table(api, store, clock):
     for verb in ("cancel", "retry"):
         answer = api.post(f"/jobs/a/{verb}")
         assert answer.status_code == 400
-        assert answer.json == {
-            "error": f"operator_{verb} is not defined from completed"
-        }
+        assert answer.json["error"].startswith(
+            f"operator_{verb} is not defined from completed, only from "
+        )
     for verb in ("cancel", "retry", "promote"):
         answer = api.post(f"/jobs/nobody/{verb}")
         assert answer.status_code == 404

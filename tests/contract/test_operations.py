@@ -181,6 +181,15 @@ def test_an_empty_selector_is_refused_by_name():
     assert raised.value.message == "empty selector is rejected"
 
 
+def test_a_state_that_the_action_does_not_know_is_refused_with_those_it_does():
+    with pytest.raises(InvalidRequest) as raised:
+        BulkRequest(id="op", action="retry", state="quarantined")
+    assert raised.value.message == (
+        "retry is not defined from quarantined, "
+        "only from archived, cancelled, undecodable"
+    )
+
+
 def test_an_id_names_one_operation(backend, store):
     create(store, "delete", queue="q")
     raised = unchanged_by(backend, lambda: create(store, "cancel", queue="r"))

@@ -212,12 +212,17 @@ def test_every_other_pair_is_refused(state, event):
     assert raised.value.message == text
 
 
-def test_a_refusal_names_event_and_state():
+def test_a_refusal_names_event_and_states():
     error = refused(Event.OPERATOR_RETRY, State.COMPLETED)
-    assert error.message == "operator_retry is not defined from completed"
+    assert error.message == (
+        "operator_retry is not defined from completed, "
+        "only from archived, cancelled, undecodable"
+    )
 
 
-def test_a_refusal_on_a_running_job_says_what_to_do():
+def test_a_refusal_says_what_to_do():
+    retrying = refused(Event.OPERATOR_RETRY, State.QUARANTINED)
+    assert retrying.message == "cannot retry a quarantined job; release its fingerprint"
     deleting = refused(Event.OPERATOR_DELETE, State.RUNNING)
     assert deleting.message == "cannot delete a running job; cancel it first"
     editing = refused(Event.EDIT_PAYLOAD, State.RUNNING)
