@@ -65,7 +65,10 @@ class IdConflict(StoreError):
         self.job_id = job_id
 
     def __str__(self) -> str:
-        return f"id conflict: job {self.job_id}"
+        return (
+            f"id conflict: job {self.job_id} exists with other content, "
+            "or stands twice in this batch"
+        )
 
 
 class FingerprintQuarantined(StoreError):
@@ -76,7 +79,10 @@ class FingerprintQuarantined(StoreError):
         self.fingerprint = fingerprint
 
     def __str__(self) -> str:
-        return f"fingerprint {self.fingerprint} is quarantined; release it first"
+        return (
+            f"fingerprint {self.fingerprint} is quarantined, as jobs of this content "
+            "killed their workers; release it first"
+        )
 
 
 class Backpressure(StoreError):

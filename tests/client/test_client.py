@@ -132,7 +132,7 @@ def test_a_delay_counts_from_store_time(client, store, clock):
 def test_the_same_id_with_the_same_content_is_a_replay(client, store):
     first = client.enqueue(ship.job(1), id="once")
     assert client.enqueue(ship.job(1), id="once") == first
-    with pytest.raises(IdConflict, match="id conflict: job once"):
+    with pytest.raises(IdConflict, match="id conflict: job once exists"):
         client.enqueue(ship.job(2), id="once")
     assert len(jobs(store)) == 1
 

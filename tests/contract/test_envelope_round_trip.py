@@ -126,7 +126,7 @@ def test_counters_that_a_producer_supplies_are_ignored(store):
 
 
 def test_a_batch_in_which_an_id_stands_twice_is_refused(store):
-    with pytest.raises(IdConflict, match=r"^id conflict: job a$"):
+    with pytest.raises(IdConflict, match=r"^id conflict: job a exists"):
         store.enqueue([envelope("b"), envelope("a"), envelope("a")])
     assert counts(store) == {}
 

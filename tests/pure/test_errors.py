@@ -49,10 +49,16 @@ TEXTS = [
         DuplicateJob("a", replaced=True),
         "unique key is held by job a, which was changed as requested",
     ),
-    (IdConflict("a"), "id conflict: job a"),
+    (
+        IdConflict("a"),
+        "id conflict: job a exists with other content, or stands twice in this batch",
+    ),
     (
         FingerprintQuarantined("f"),
-        "fingerprint f is quarantined; release it first",
+        (
+            "fingerprint f is quarantined, as jobs of this content killed their "
+            "workers; release it first"
+        ),
     ),
     (
         Backpressure("q", limit=25, current=24, incoming=2),
