@@ -61,7 +61,7 @@ def form_of(annotation: object, scope: Mapping[str, object] | None = None) -> Fo
         if annotation in SIMPLE:
             return SIMPLE[annotation]
     except TypeError:
-        raise UnknownAnnotation(f"no form for {_text(annotation)}") from None
+        raise _unknown(annotation) from None
     with _lock:
         form = _forms.get(annotation)
         if form is None:
@@ -102,6 +102,13 @@ def _bare(annotation: Any) -> Any:
             return type(None) if annotation is None else annotation
 
 
+def _unknown(annotation: object) -> UnknownAnnotation:
+    return UnknownAnnotation(
+        f"no form for {_text(annotation)}: a payload carries what JSON has, instants, "
+        "UUID, Decimal, enumerations, attrs classes and dataclasses; of a model its id"
+    )
+
+
 def _compile(annotation: Any, scope: Mapping[str, object]) -> Form:
     origin = typing.get_origin(annotation) or annotation
     arguments = typing.get_args(annotation)
@@ -125,7 +132,7 @@ def _compile(annotation: Any, scope: Mapping[str, object]) -> Form:
             return _typed_dict(annotation, scope)
         if attrs.has(annotation) or dataclasses.is_dataclass(annotation):
             return _structure(annotation, scope)
-    raise UnknownAnnotation(f"no form for {_text(annotation)}")
+    raise _unknown(annotation)
 
 
 def _text(annotation: object) -> str:

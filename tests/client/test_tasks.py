@@ -174,7 +174,7 @@ def unknown_result() -> complex: ...  # type: ignore[empty-body]
         (double_star, r"\*\*kwargs cannot be carried"),
         (positional, "a is positional-only"),
         (transaction, "tx is reserved"),
-        (unknown, "a: no form for complex"),
+        (unknown, "a: no form for complex: a payload carries .* of a model its id$"),
         (unknown_result, "result: no form for complex"),
         (defaulted, "ctx is filled by the worker, its default must be None"),
         (len, "a handler is a function, got builtin_function_or_method"),
