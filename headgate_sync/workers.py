@@ -41,6 +41,11 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
+def is_late(heartbeat_at_ms: int, beat_ms: int, now_ms: int) -> bool:
+    """Whether a worker has been silent for three beats and for a minute."""
+    return now_ms - heartbeat_at_ms > max(LATE_BEATS * beat_ms, LATE_MS)
+
+
 def check_command(command: str | None) -> None:
     """Check what a worker is asked to do; None asks for nothing.
 
@@ -144,8 +149,8 @@ class WorkerState:
 
     def is_late(self, now_ms: int) -> bool:
         """Live, and yet silent for three beats and for a minute: probably dead."""
-        silent_ms = max(LATE_BEATS * self.beat_ms, LATE_MS)
-        return self.is_live(now_ms) and now_ms - self.heartbeat_at_ms > silent_ms
+        late = is_late(self.heartbeat_at_ms, self.beat_ms, now_ms)
+        return self.is_live(now_ms) and late
 
 
 @frozen(kw_only=True)

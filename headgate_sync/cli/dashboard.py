@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 from headgate_sync.cli import output
 from headgate_sync.cli.control import ControlClient, Json
 from headgate_sync.cli.queues import BACKLOG
-from headgate_sync.cli.workers import WORKERS
+from headgate_sync.cli.workers import WORKERS, marked
 from headgate_sync.errors import HeadgateError
 from headgate_sync.loggers import visible
 
@@ -124,7 +124,8 @@ class Dashboard(App[None]):
         self.query_one("#totals", Static).update(Text(visible(totals)))
         self._paused = {queue["queue"]: queue["paused"] for queue in queues}
         self._fill("queues", "queue", queues, _QUEUES)
-        self._fill("workers", "worker_id", workers, WORKERS)
+        shown = marked(workers, cluster["now_ms"])
+        self._fill("workers", "worker_id", shown, WORKERS)
 
     def _fill(
         self, name: str, key: str, found: list[Json], columns: output.Columns

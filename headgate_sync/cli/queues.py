@@ -92,7 +92,10 @@ def stats(session: Session, semantics: bool) -> None:
     if semantics:
         output.items(session, control.semantics(), _SEMANTICS)
         return
-    cover = {q["queue"]: q["live_workers"] for q in control.cluster()["queues"]}
+    cover = {
+        q["queue"]: q["live_workers"] - q["late_workers"]
+        for q in control.cluster()["queues"]
+    }
     found = [q | {"live_workers": cover.get(q["queue"], 0)} for q in control.queues()]
     output.items(session, found, BACKLOG | {"workers": "live_workers"})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from headgate_sync.cli import output
+from headgate_sync.cli.control import Json
 from headgate_sync.cli.errors import Failed
 from headgate_sync.cli.session import (
     Command,
@@ -18,7 +19,7 @@ from headgate_sync.cli.session import (
     yes_option,
 )
 from headgate_sync.cli.values import DURATION
-from headgate_sync.workers import COMMANDS
+from headgate_sync.workers import COMMANDS, is_late
 
 _NONE = "none"
 _ENDS = ("restart", "terminate")
@@ -35,6 +36,16 @@ WORKERS: output.Columns = {
 }
 
 
+def marked(found: list[Json], now_ms: int) -> list[Json]:
+    """The same workers; the status of those that are probably dead says `late`."""
+    return [
+        one | {"status": f"{one['status']}, late"}
+        if is_late(one["heartbeat_at_ms"], one["beat_ms"], now_ms)
+        else one
+        for one in found
+    ]
+
+
 @click.group(cls=Group)
 def worker() -> None:
     """Worker processes: list, steer, probe."""
@@ -44,7 +55,11 @@ def worker() -> None:
 @pass_session
 def ls(session: Session) -> None:
     """List workers that were heard of within the last 15 minutes."""
-    output.items(session, session.connect().workers(), WORKERS)
+    control = session.connect()
+    found = control.workers()
+    if session.form() == "table":
+        found = marked(found, control.now_ms())
+    output.items(session, found, WORKERS)
 
 
 @worker.command()

@@ -514,6 +514,17 @@ def test_workers_are_listed_and_summed_up(run, pg):
     assert cover == {"nobody": 0, "q": 2, "r": 1}
 
 
+def test_a_worker_that_is_probably_dead_is_late_and_serves_nobody(run, pg, postgres):
+    beat(pg, "dead", concurrency=1, beat_ms=1_000)
+    postgres.clock.advance_ms(60_001)
+    beat(pg, "well", concurrency=1, beat_ms=1_000, queues=("r",))
+    pg.enqueue([envelope("a", queue="q"), envelope("b", queue="r")])
+    told_of = run("-o", "table", "worker", "ls").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in told_of if "running, late" in line] == ["dead"]
+    found = {one["queue"]: one["live_workers"] for one in told(run("stats"))}
+    assert found == {"q": 0, "r": 1}
+
+
 def test_a_worker_hears_the_last_thing_that_it_was_asked_to_do(run, pg):
     beat(pg, "w", concurrency=1)
     run("worker", "signal", "w", "quiet")
