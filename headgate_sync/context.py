@@ -587,7 +587,9 @@ class JobContext:
             StaleCheckpoint, LeaseLost, StoreUnavailable: as for `step`.
         """
         if self._attempt.store.transactional is None:
-            raise Unsupported("transactional")
+            from headgate_sync.once import without_transactions
+
+            raise without_transactions("step_once", self._attempt.store)
         return self._opened_steps().once(name, work, tx)
 
     def resume_steps(self) -> None:

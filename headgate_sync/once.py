@@ -16,7 +16,7 @@ from headgate_sync.errors import (
     Unsupported,
 )
 from headgate_sync.loggers import guarded
-from headgate_sync.store import Transactional, TxHandle
+from headgate_sync.store import Store, Transactional, TxHandle
 
 logger = guarded(__name__)
 
@@ -36,6 +36,15 @@ class _Ending(Protocol):
     def commit(self) -> None: ...
 
     def rollback(self) -> None: ...
+
+
+def without_transactions(call: str, store: Store) -> Unsupported:
+    """The error of a call that needs a transactional store."""
+    return Unsupported(
+        "transactional",
+        f"{call} needs a transactional store, {type(store).__name__} is none: "
+        "use PostgreSQL, in tests too",
+    )
 
 
 def run_once(attempt: LiveAttempt, work: Callable[[TxHandle], object], tx: Any) -> bool:
@@ -70,7 +79,7 @@ def run_effect(
     """
     transactional = attempt.store.transactional
     if transactional is None:
-        raise Unsupported("transactional")
+        raise without_transactions("once", attempt.store)
     if attempt.in_once:
         # It would wait for the outer one's claim of the effect, in the same thread.
         raise InvalidRequest("once must not be called inside of once")

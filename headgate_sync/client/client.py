@@ -450,7 +450,8 @@ class Client:
             raise Unsupported(
                 "transactional",
                 f"{type(self.store).__name__} cannot join a transaction: the job would "
-                "survive a rollback",
+                'survive a rollback; in a test `hg.override(store, tx="immediate")` '
+                "sends it at once all the same",
             )
         return partial(transactional.enqueue_tx, join(transactional, tx))
 

@@ -243,6 +243,9 @@ class PgTransactional:
         return unended._session
 
 
+_ABORTED = "the transaction is aborted by an error: roll it back first"
+
+
 def _check_lent(connection: psycopg.Connection[Any]) -> None:
     """Check that a statement would become part of the owner's transaction."""
     if connection.closed:
@@ -251,13 +254,13 @@ def _check_lent(connection: psycopg.Connection[Any]) -> None:
         _settle_pipeline(connection)
     match connection.pgconn.transaction_status:
         case TransactionStatus.INERROR:
-            raise InvalidRequest("the transaction is aborted")
+            raise InvalidRequest(_ABORTED)
         case TransactionStatus.ACTIVE:
             raise InvalidRequest("the connection is busy with another statement")
         case TransactionStatus.IDLE if connection.autocommit:
             raise InvalidRequest(
                 "no open transaction: the connection is in autocommit mode, "
-                "so the job would be committed alone"
+                "so the job would be committed alone; begin a transaction first"
             )
 
 
@@ -267,7 +270,7 @@ def _settle_pipeline(connection: psycopg.Connection[Any]) -> None:
         with connection.pipeline() as pipeline:
             pipeline.sync()
     except psycopg.Error as error:
-        raise InvalidRequest("the transaction is aborted") from error
+        raise InvalidRequest(_ABORTED) from error
 
 
 def _finish(tx: PgTx) -> None:

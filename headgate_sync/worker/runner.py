@@ -270,9 +270,11 @@ class Runner:
             return value
         if attempt.finished is Settlement.COMPLETED:
             logger.error(
-                "job %s (queue %s): the value returned after once is dropped",
+                "job %s (queue %s, kind %s): the value returned after once is dropped: "
+                "once has completed the job",
                 attempt.lease.job_id,
                 attempt.claim.envelope.queue,
+                attempt.claim.envelope.kind,
             )
             return None
         if attempt.store.results is None:

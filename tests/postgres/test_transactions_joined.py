@@ -204,7 +204,7 @@ def test_an_aborted_transaction_is_refused_until_its_owner_ends_it(
         lambda: transactional.enqueue_tx(tx, [envelope("a")]),
         lambda: transactional.claim_effect(tx, "e"),
     ):
-        with pytest.raises(InvalidRequest, match="aborted"):
+        with pytest.raises(InvalidRequest, match="aborted by an error: roll it back"):
             call()
     caller.rollback()
     transactional.enqueue_tx(tx, [envelope("a")])

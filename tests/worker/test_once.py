@@ -52,7 +52,7 @@ def test_once_without_transactions_is_refused_before_anything_runs(
     called = []
 
     def handler(ctx: JobContext) -> None:
-        with pytest.raises(Unsupported, match="transactional"):
+        with pytest.raises(Unsupported, match="once needs a transactional store, Mem"):
             ctx.once(lambda tx: called.append(1))
 
     store = memory.make_store()

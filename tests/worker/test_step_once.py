@@ -189,7 +189,7 @@ def test_step_once_without_transactions_is_refused_before_anything_runs(
     store = memory.make_store()
 
     def handler(ctx: JobContext) -> None:
-        with pytest.raises(Unsupported, match="transactional"):
+        with pytest.raises(Unsupported, match="step_once needs a transactional"):
             ctx.step_once("a", lambda tx: None)
         assert saved(store) == Checkpoint()
 
