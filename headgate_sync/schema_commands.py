@@ -55,6 +55,8 @@ def validate(url: str, schema: str) -> Iterator[str]:
     """Check ledger and manifest; see `migrate.validate`."""
     found = migrate.validate(url, schema)
     yield f"ok backend=postgres current={found.current} latest={found.latest}"
+    if not found.is_current:
+        yield "programs of this release refuse it until `headgate migrate up`"
 
 
 def version(url: str, schema: str) -> Iterator[str]:

@@ -98,6 +98,9 @@ def test_the_commands_of_migrate_print_one_line_per_fact(server_url):
 
         first = f"version=1 name={versions()[0].name} online_safe=no"
         assert migrate("version") == [f"current=0 latest={newest}"]
+        ok, behind = migrate("validate")
+        assert ok == f"ok backend=postgres current=0 latest={newest}"
+        assert "until `headgate migrate up`" in behind
         assert migrate("up", "--target-version", "1", "--dry-run") == [
             f"up {first} dry_run=true"
         ]
