@@ -119,6 +119,12 @@ def parse_query(text: str, given: JobFilter | None = None) -> JobFilter:
     for term in filter(None, text.split(" ")):
         name, colon, value = term.partition(":")
         if not colon:
+            field, equals, wanted = term.partition("=")
+            if equals and field in _KNOWN:  # no kind begins so
+                raise InvalidRequest(
+                    f"`{term}` is no beginning of a kind, "
+                    f"did you mean {field}:{wanted}?"
+                )
             found["kind_prefix"] = term
         elif name in _TAG_FIELDS:
             tags.setdefault(_TAG_FIELDS[name], []).append(value)

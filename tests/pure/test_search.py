@@ -49,6 +49,7 @@ def test_what_the_text_names_replaces_what_was_given():
         ("queu:x", "unknown search field `queu`, did you mean queue:x?"),
         ("tags:a:b", "unknown search field `tags`, did you mean tag:a:b?"),
         ("email:x", "unknown search field `email`, did you mean kind:email:x?"),
+        ("queue=a", "`queue=a` is no beginning of a kind, did you mean queue:a?"),
         (":x", "unknown search field ``, did you mean kind::x?"),
         ("priority:x", "priority `x` is not a number"),
         ("priority:", "priority `` is not a number"),
