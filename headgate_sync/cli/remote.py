@@ -378,6 +378,8 @@ def _refusal(error: urllib.error.HTTPError) -> HttpFailed:
         facts = "".join(f", {name}={value}" for name, value in said.items())
     except (HttpFailed, OSError, http.client.HTTPException):
         message, facts = str(error.reason), ""
+        if error.code == 404:  # of another program, and not about a job
+            return HttpFailed(f"404: {message}: is --api the control API?")
     if error.code == 401:
         facts += "; is HEADGATE_TOKEN set?"
     return HttpFailed(f"{error.code}: {message}{facts}", error.code)

@@ -323,6 +323,7 @@ def answering(
     [
         (403, b'{"error": "read-only mode"}', 4, "403: read-only mode"),
         (404, b'{"error": "no such job"}', 3, "404: no such job"),
+        (404, b"<html>", 1, "404: Not Found: is --api the control API?"),
         (401, b'{"error": "authentication required"}', 1, "is HEADGATE_TOKEN set?"),
         (409, b'{"error": "dup", "existing_id": "x"}', 1, "409: dup, existing_id=x"),
         (500, b"<html>\x1b[31m", 1, "500: Internal Server Error"),
