@@ -193,7 +193,11 @@ class Duties:
             logger.warning("duties: %s; tried again at the next tick", error)
             return
         except StoreError as error:
-            logger.error("declared schedules are not applied: %s", error)
+            logger.error(
+                "declared schedules are not applied: %s; an operator applies them "
+                "with `headgate cron sync`",
+                error,
+            )
         self._at_start = None
 
     def _release(self, name: str) -> None:

@@ -62,6 +62,19 @@ def test_the_books_of_the_gate_are_kept_although_no_job_is_due(store: Any) -> No
     assert ticking.tap.count("reclaim_expired") == 1
 
 
+def test_schedules_that_a_worker_may_not_write_are_left_to_an_operator(
+    store: Any, caplog: Any
+) -> None:
+    def refused() -> None:
+        raise BackendError("no right", sqlstate="42501")
+
+    steps = Steps()
+    duties = Duties(store, "w1", interval_ms=1_000, now_s=steps, at_start=refused)
+    for _ in range(2):
+        duties.step()
+    assert caplog.text.count("not applied: no right; an operator applies them") == 1
+
+
 def test_quick_sweeps_are_done_one_after_the_other(
     store: Any, monkeypatch: Any
 ) -> None:
