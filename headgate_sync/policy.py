@@ -381,6 +381,10 @@ class Ceiling:
         wanted, refused = "queue", "rate_class"
         if self.scope is Scope.CLASS:
             wanted, refused = refused, wanted
+        if getattr(self, wanted) == "":
+            raise InvalidRequest(
+                f"{wanted} must not be empty: a limit of scope {self.scope} needs it"
+            )
         check_policy_name(wanted, getattr(self, wanted))
         if getattr(self, refused):
             raise InvalidRequest(

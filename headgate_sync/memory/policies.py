@@ -94,7 +94,9 @@ class MemPolicies:
         check_type("config", config, Ceiling)
         with self._rows.lock:
             if not self._gate.upsert_ceiling(config):
-                raise InvalidRequest(f"limit {config.name} counts something else")
+                raise InvalidRequest(
+                    f"limit {config.name} counts something else; delete it first"
+                )
 
     def delete_concurrency_limit(self, name: str) -> bool:
         """Remove a ceiling."""

@@ -119,7 +119,9 @@ class PgPolicies:
             on_saturated=config.on_saturated.value,
         )
         if not same:
-            raise InvalidRequest(f"limit {config.name} counts something else")
+            raise InvalidRequest(
+                f"limit {config.name} counts something else; delete it first"
+            )
 
     def delete_concurrency_limit(self, name: str) -> bool:
         """Remove a ceiling."""

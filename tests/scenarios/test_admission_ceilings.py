@@ -444,7 +444,7 @@ def test_a_new_ceiling_bars_what_is_full_and_a_deleted_one_frees_it(store):
 
 def test_a_ceiling_cannot_be_moved(store):
     ceiling(store, 1, "queue")
-    with pytest.raises(InvalidRequest, match="counts something else"):
+    with pytest.raises(InvalidRequest, match="counts something else; delete it first"):
         ceiling(store, 1, "queue", queue="other")
     [stored] = policies(store).concurrency_limits()
     assert stored.queue == "q"
@@ -456,9 +456,9 @@ def test_a_ceiling_cannot_be_moved(store):
         ({"max_concurrent": 0}, "max_concurrent is 0"),
         ({"on_saturated": "drop"}, "on_saturated is 'drop'"),
         ({"scope": "job"}, "scope is 'job'"),
-        ({"queue": ""}, "queue must not be empty"),
+        ({"queue": ""}, "queue must not be empty: a limit of scope partition needs it"),
         ({"rate_class": "c"}, "names a queue and no rate_class"),
-        ({"scope": "class"}, "rate_class must not be empty"),
+        ({"scope": "class"}, "rate_class must not be empty: a limit of scope class"),
         ({"scope": "class", "rate_class": "c"}, "names a rate_class and no queue"),
     ],
 )

@@ -998,7 +998,9 @@ class Model:
             config.queue,
             config.rate_class,
         ):
-            raise InvalidRequest(f"limit {config.name} counts something else")
+            raise InvalidRequest(
+                f"limit {config.name} counts something else; delete it first"
+            )
         self.ceilings[config.name] = config
         if config.rate_class:
             self.markers.add(config.rate_class)
