@@ -247,7 +247,7 @@ def replay(
     help="The bytes, from a file, the standard input or this argument.",
 )
 @click.option("--id")
-@click.option("--queue")
+@click.option("--queue", help="Else `default`, whatever the task says.")
 @click.option("--priority", type=int)
 @click.option("--partition")
 @click.option("--rate-class")

@@ -69,8 +69,14 @@ def show(session: Session, id: str) -> None:
     required=True,
     help="Such as `0 8 * * *`, `CRON_TZ=Europe/Berlin 0 8 * * *` or `@every 15m`.",
 )
-@click.option("--payload", type=PAYLOAD, metavar="@FILE|@-|TEXT", default=b"")
-@click.option("--queue")
+@click.option(
+    "--payload",
+    type=PAYLOAD,
+    metavar="@FILE|@-|TEXT",
+    default=b"",
+    help="What KIND expects, as `{}`; else nothing, which no function can read.",
+)
+@click.option("--queue", help="Else `default`, whatever the task says.")
 @click.option("--priority", type=int)
 @click.option("--partition")
 @click.option("--rate-class")
