@@ -200,6 +200,10 @@ def make_worker(facade: Headgate, arguments: argparse.Namespace) -> Worker:
 
     def ask() -> None:
         facade._runtime.ask(max(1, int((until_s - time.monotonic()) * 1000)))
+        if not arguments.no_duties:
+            # Nobody holds it: a role without a worker's rights is refused at once here,
+            # instead of again and again later.
+            facade.store.release_duty("rights", "nobody")
 
     connected(ask)
     names = ("prefetch", "worker_id", "lease", "shutdown_timeout", "ready_file")

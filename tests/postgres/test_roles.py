@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import psycopg
 import pytest
@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from werkzeug.test import Client
 
+from headgate_sync import Headgate
 from headgate_sync.api import ApiConfig
 from headgate_sync.api.routes import ROUTES
 from headgate_sync.console import ConsoleConfig
@@ -32,6 +33,7 @@ from headgate_sync.postgres.store import PgStore
 from headgate_sync.registry import Registry
 from headgate_sync.schedule import Schedule, ScheduleEvent
 from headgate_sync.worker import Worker, WorkerConfig
+from headgate_sync.worker.__main__ import make_worker, parser
 from headgate_sync.workers import WorkerMeta
 from tests import rights as drawing
 from tests import rights_page
@@ -258,6 +260,13 @@ def test_a_producer_can_neither_claim_nor_settle_nor_steer(stores, queue):
 
 def rate_class(name):
     return RateClassConfig(name=name, limit=5, window_ms=1_000, burst=5)
+
+
+@pytest.mark.parametrize("role", ["producer", "operator", "reader", "worker"])
+def test_a_worker_begins_with_the_rights_of_a_worker_only(stores, role):
+    hg, arguments = Headgate(stores[role]), parser().parse_args(["shop:hg"])
+    with nullcontext() if role == "worker" else refused():
+        make_worker(hg, arguments)
 
 
 def test_a_worker_runs_jobs_from_enqueue_to_result(stores, queue):
