@@ -177,7 +177,7 @@ class Runner:
         self.leave(attempt, context)
         if isinstance(value, Control):
             return self.judge_raised(binding, attempt, value)
-        return self._judge.returned(attempt, value)
+        return self._returned(attempt, value)
 
     def open_context(self, binding: Binding, attempt: LiveAttempt) -> JobContext:
         """What the handler will see of its attempt."""
@@ -311,7 +311,23 @@ class Runner:
         if isinstance(value, BaseException):
             return self.judge_raised(binding, attempt, value)
         assert value is None or isinstance(value, JobResult)
-        return self._judge.returned(attempt, value)
+        return self._returned(attempt, value)
+
+    def _returned(
+        self, attempt: LiveAttempt, result: JobResult | None
+    ) -> Verdict | None:
+        verdict = self._judge.returned(attempt, result)
+        if verdict is not None and attempt.token.reason is CancelReason.TIMEOUT:
+            envelope = attempt.claim.envelope
+            logger.warning(
+                "job %s (queue %s, kind %s): its handler returned after its timeout of "
+                "%d ms, which counts as a success",
+                envelope.id,
+                envelope.queue,
+                envelope.kind,
+                attempt.timeout_ms,
+            )
+        return verdict
 
     def judge_raised(
         self, binding: Binding, attempt: LiveAttempt, error: BaseException

@@ -422,6 +422,15 @@ def cancelling(
     return bench
 
 
+@pytest.mark.parametrize("reason", [CancelReason.TIMEOUT, CancelReason.SHUTDOWN])
+def test_a_success_after_the_timeout_is_logged(
+    store: Any, reason: CancelReason, caplog: Any
+) -> None:
+    cancelling(store, reason, lambda ctx: None)
+    told = "returned after its timeout of 100 ms"
+    assert (told in caplog.text) == (reason is CancelReason.TIMEOUT)
+
+
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
