@@ -189,6 +189,19 @@ def test_a_beat_that_was_under_way_does_not_shorten_an_extension(store: Any) -> 
     assert attempt.lease_due_s == beating.steps() + 120
 
 
+def test_a_lease_that_was_given_back_is_not_renewed_and_not_lost(
+    store: Any, caplog: Any
+) -> None:
+    enqueue(store, "a")
+    beating = Beating(store)
+    (attempt,) = beating.bench.admit()
+    JobContext(attempt).release()
+    beating.beat()
+    assert beating.tap.count("renew") == 0
+    assert attempt.token.reason is None
+    assert caplog.text == ""
+
+
 def test_an_extension_without_an_answer_is_none(store: Any) -> None:
     enqueue(store, "a")
     beating = Beating(store)

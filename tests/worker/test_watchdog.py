@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -219,6 +220,31 @@ def test_a_job_whose_handler_ignores_its_time_out_is_given_up_but_not_its_slot(
     assert watching.bench.inflight.free == 2
     assert watching.tap.count("ack_batch") == 1  # the late result was dropped
     assert caplog.text.count("stuck") == 1
+
+
+def test_a_handler_is_struck_when_its_grace_is_over_and_no_sooner(store: Any) -> None:
+    gate, registry = Gate(), Registry()
+
+    @registry.task("k", async_cancel=True)
+    def loops_for_ever() -> None:
+        gate.open()
+        gate.hold()
+        until_s = time.monotonic() + PATIENCE_S  # only so that a failing test ends
+        while time.monotonic() < until_s:
+            pass
+
+    enqueue(store, "a", kind="k", payload=b"{}", timeout_ms=100)
+    watching = Watching(store, registry, cancel_grace="1s")
+    (attempt,) = watching.bench.admit()
+    thread = watching.start(attempt)
+    gate.wait()
+    assert attempt.interrupt is not None
+    watching.look(0.1)
+    watching.look(0.999)
+    assert not attempt.interrupt.struck
+    watching.look(0.001)
+    thread.join(PATIENCE_S)
+    assert state_of(store, "a") is State.RETRYABLE
 
 
 def test_a_stuck_job_waits_as_long_as_its_own_handler_asks_for(store: Any) -> None:
