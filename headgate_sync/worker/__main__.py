@@ -37,7 +37,11 @@ from headgate_sync.registry import Registry
 from headgate_sync.task import FunctionTask
 from headgate_sync.validation import check_name
 from headgate_sync.worker.config import WorkerConfig, check_worker_id
-from headgate_sync.worker.shutdown import EXIT_CONFIGURATION, RELEASE_WINDOW_MS
+from headgate_sync.worker.shutdown import (
+    EXIT_ABANDONED,
+    EXIT_CONFIGURATION,
+    RELEASE_WINDOW_MS,
+)
 from headgate_sync.worker.worker import Worker
 
 logger = guarded("headgate_sync.worker")
@@ -47,6 +51,8 @@ FLUSH_S = 1.0
 EXIT_INTERRUPTED = 130
 # Service threads that wait for a database that is away are waited for in turn.
 JOINS_MS = 4_000
+LOOK_S = 1.0
+LATE_S = 5.0
 
 
 class AppFailed(Exception):
@@ -264,6 +270,9 @@ def main(argv: list[str] | None = None) -> int:
             "into crashes",
             longest_stop_s(worker.config),
         )
+        threading.Thread(
+            target=_end_when_late, args=(worker,), name="headgate-late", daemon=True
+        ).start()
         status = worker.run()
     except AppFailed as failed:
         traceback.print_exception(failed.__cause__)
@@ -293,6 +302,18 @@ def longest_stop_s(config: WorkerConfig) -> int:
     total_ms = drain_ms + config.cancel_grace_ms + min(drain_ms, RELEASE_WINDOW_MS)
     total_ms += JOINS_MS
     return -(-total_ms // 1000)
+
+
+def _end_when_late(worker: Worker) -> None:
+    """End the process where a stop takes longer than any may.
+
+    Something holds the main thread then that it could not foresee: a log line waits for
+    a pipe that nobody reads, or for a lock of the logging module that a handler keeps.
+    """
+    while not worker.ends_soon:
+        time.sleep(LOOK_S)
+    time.sleep(longest_stop_s(worker.config) + LATE_S)
+    _end_now(EXIT_ABANDONED)
 
 
 def _end_now(code: int) -> None:

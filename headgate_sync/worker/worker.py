@@ -424,15 +424,16 @@ class Worker:
                 self._died("watchdog")
 
     def _must_stop(self) -> bool:
-        return self._restarting or self._ends_soon()
+        return self._restarting or self.ends_soon
 
-    def _ends_soon(self) -> bool:
-        """The drain is a bounded one."""
+    @property
+    def ends_soon(self) -> bool:
+        """The worker was told to end, or has to, and its drain is a bounded one."""
         stopped = self._stopping or self._signals.stops > 0
         return stopped or self._memory_full or self._dead_loop is not None
 
     def _standing(self, *, stops: bool) -> Standing:
-        if stops and self._restarting and not self._ends_soon():
+        if stops and self._restarting and not self.ends_soon:
             status = "restarting"
         elif stops:
             status = "terminating"
@@ -478,7 +479,7 @@ class Worker:
             self._loops["duties"].nudge()
 
     def _memory_crossed(self) -> None:
-        if not self._ends_soon():
+        if not self.ends_soon:
             self._memory_full = True
             self._bell.ring()
 
@@ -546,7 +547,7 @@ class Worker:
             self._bell,
             now_s=self._now_s,
             hurried=lambda: self._signals.stops > 1,
-            bounded=self._ends_soon,
+            bounded=lambda: self.ends_soon,
             released=report.released if report else None,
             lost=report.lost if report else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import multiprocessing
 import os
 import resource
@@ -173,6 +174,16 @@ def hogs(ctx: JobContext, obeys: bool) -> None:
             ctx.sleep(600)
         else:
             threading.Event().wait(600)
+
+
+@hg.task("silences", queue=QUEUE, retention="1h")
+def silences(ctx: JobContext) -> None:
+    """Keep the lock of the log for ever: no line is written any more."""
+    note_run(ctx)
+    for handler in logging.getLogger().handlers:
+        handler.acquire()
+    _insert("INSERT INTO public.reached VALUES (%s, %s)", ("silences", os.getpid()))
+    threading.Event().wait(600)
 
 
 @hg.task("holds", queue=QUEUE, retention="1h")

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from headgate_sync.postgres.migrate import migrate_up
+from headgate_sync.worker.__main__ import FLUSH_S, LATE_S, LOOK_S
 from tests.crash.fleet import Fleet, timed
 from tests.servers import own_server
 
@@ -86,6 +87,18 @@ def test_a_handler_that_holds_every_connection_does_not_hold_up_the_end(
     if obeys:
         job = fleet.job("a")
         assert (job.state, job.attempt, job.crash_attempt) == ("available", 0, 0)
+
+
+def test_a_log_that_takes_no_line_does_not_hold_up_the_end_for_ever(
+    fleet: Fleet,
+) -> None:
+    """The main thread waits in its own line about the stop."""
+    worker = fleet.start_ready("--shutdown-timeout", "100ms")
+    fleet.enqueue("silences", "a")
+    fleet.wait_point("silences")
+    with timed() as passed_s:
+        assert worker.stop() == 11
+        assert passed_s() < 6 + LOOK_S + LATE_S + FLUSH_S + SLACK_S
 
 
 def test_a_second_signal_does_not_wait_for_handlers(fleet: Fleet) -> None:
