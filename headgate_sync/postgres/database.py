@@ -76,7 +76,8 @@ _COMMIT = b"COMMIT"
 _ROLLBACK = b"ROLLBACK"
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
-_OUTAGES = frozenset({"25006", "25P03", "25P04", "57014"})
+READ_ONLY = "25006"
+_OUTAGES = frozenset({READ_ONLY, "25P03", "25P04", "57014"})
 _OUTAGE_CLASSES = ("08", "53", "57P0", "58")
 UNIQUE_VIOLATION = "23505"
 NOT_ALLOWED = "42501"
@@ -224,6 +225,11 @@ class Session:
             told = translate(error)
             if isinstance(told, BackendError):
                 told = self._explained(told, error)
+            elif self.borrowed and getattr(error, "sqlstate", None) == READ_ONLY:
+                told = StoreUnavailable(
+                    "the transaction that was handed over is read-only: begin it READ "
+                    "WRITE, on a server that is no standby"
+                )
             raise told from error
 
     def _explained(self, told: BackendError, error: Exception) -> BackendError:

@@ -418,7 +418,7 @@ def test_a_lock_the_caller_will_not_wait_for_is_a_conflict(
 
 def test_a_read_only_transaction_takes_in_nothing(store, transactional, caller):
     caller.execute("SET TRANSACTION READ ONLY")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match=r"is read-only: .* READ WRITE"):
         transactional.enqueue_tx(transactional.join(caller), [envelope("a")])
 
 
