@@ -8,6 +8,9 @@ DEFAULT_RETRY_BASE_MS = 1_000
 DEFAULT_RETRY_CAP_MS = 3_600_000
 DEFAULT_CRASH_LIMIT = 3
 MAX_DOUBLINGS = 20
+# Longer than the promoter takes to come round: two that are so far apart are not made
+# available together, and jobs shorter than that do not run together.
+APART_MS = 2_000
 
 # No delay that follows from them, doubled as often as it may be, leaves 64 bits.
 _OPTIONS = {
@@ -41,3 +44,31 @@ def backoff_ms(
         cap_ms: upper bound; doubling stops after 20 in any case.
     """
     return min(cap_ms, base_ms << min(count - 1, MAX_DOUBLINGS))
+
+
+def crash_backoff_ms(
+    crashes: int,
+    before: int,
+    *,
+    crash_limit: int = DEFAULT_CRASH_LIMIT,
+    base_ms: int = DEFAULT_RETRY_BASE_MS,
+    cap_ms: int = DEFAULT_RETRY_CAP_MS,
+) -> int:
+    """Delay before a job that lost its lease is tried again, at most the cap.
+
+    Jobs that one worker loses together return together, and would so once more. Before
+    its last chance each gets a moment of its own: the one that ends its worker must not
+    take the others into quarantine.
+
+    Args:
+        crashes: leases lost so far, this one included; 1 or more.
+        before: how many of those that are lost with it by the same worker, and have one
+            chance left as well, come first.
+        crash_limit: lost leases after which a job is quarantined.
+        base_ms: delay after the first lost lease.
+        cap_ms: upper bound.
+    """
+    delay_ms = backoff_ms(crashes, base_ms=base_ms, cap_ms=cap_ms)
+    if crashes == crash_limit - 1:
+        delay_ms += before * APART_MS
+    return min(cap_ms, delay_ms)

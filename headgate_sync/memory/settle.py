@@ -12,7 +12,7 @@ from headgate_sync.lease import Ack, LeaseRef, Reclaimed
 from headgate_sync.lifecycle import Event, Outcome, State, next_state
 from headgate_sync.memory.admission import Gate
 from headgate_sync.memory.state import Job, QuarantineRow, Rows
-from headgate_sync.retry import backoff_ms
+from headgate_sync.retry import backoff_ms, crash_backoff_ms
 
 _EVENTS = {outcome: outcome.event for outcome in Outcome}
 
@@ -127,8 +127,12 @@ def _remember(job: Job, ack: Ack, now_ms: int) -> None:
     )
 
 
-def reclaim(rows: Rows, job: Job, now_ms: int) -> Reclaimed:
-    """Take a job back from a lease that ran out, and charge the crash to it."""
+def reclaim(rows: Rows, job: Job, now_ms: int, before: int) -> Reclaimed:
+    """Take a job back from a lease that ran out, and charge the crash to it.
+
+    Args:
+        before: see `crash_backoff_ms`.
+    """
     assert job.claimed_by is not None
     assert job.claimed_at_ms is not None
     crashes = job.crash_attempt + 1
@@ -146,8 +150,12 @@ def reclaim(rows: Rows, job: Job, now_ms: int) -> Reclaimed:
         )
     )
     job.checkpoint = job.checkpoint.with_crash()
-    backoff = backoff_ms(
-        crashes, base_ms=options.retry_base_ms, cap_ms=options.retry_cap_ms
+    backoff = crash_backoff_ms(
+        crashes,
+        before,
+        crash_limit=options.crash_limit,
+        base_ms=options.retry_base_ms,
+        cap_ms=options.retry_cap_ms,
     )
     rows.move(
         job,

@@ -184,10 +184,13 @@ class MemStore:
         check_limit(limit)
         rows = self._rows
         taken: list[Reclaimed] = []
+        lost: Counter[str | None] = Counter()  # with one chance left, by worker
         with rows.lock:
             now_ms = rows.clock.now_ms()
             while len(taken) < limit and (job := rows.leases.first(until=now_ms)):
-                taken.append(reclaim(rows, job, now_ms))
+                worker, chances = job.claimed_by, self.crash_limit - job.crash_attempt
+                taken.append(reclaim(rows, job, now_ms, lost[worker]))
+                lost[worker] += chances == 2  # before this one was lost
         return taken
 
     def promote_due(self, limit: int) -> int:

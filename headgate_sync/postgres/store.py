@@ -43,6 +43,7 @@ from headgate_sync.postgres.pool import TellingPool
 from headgate_sync.postgres.rows import admission_batch
 from headgate_sync.postgres.transactions import PgTransactional
 from headgate_sync.retry import (
+    APART_MS,
     DEFAULT_CRASH_LIMIT,
     DEFAULT_RETRY_BASE_MS,
     DEFAULT_RETRY_CAP_MS,
@@ -292,6 +293,7 @@ class PgStore:
             crash_limit=self._options.crash_limit,
             error=LEASE_LOST_ERROR,
             reason=CRASH_LIMIT_REASON,
+            apart_ms=Int8(APART_MS),
             **self._options.backoff,
         )
         return [

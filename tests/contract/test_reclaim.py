@@ -9,6 +9,7 @@ from headgate_sync.errors import FingerprintQuarantined, InvalidRequest, LeaseRe
 from headgate_sync.inspection import CRASH_LIMIT_REASON
 from headgate_sync.lease import Checkpoint, Reclaimed
 from headgate_sync.lifecycle import Outcome, State
+from headgate_sync.retry import APART_MS
 from headgate_sync.validation import MAX_SWEEP
 from tests.builders import (
     KIND,
@@ -123,6 +124,44 @@ def test_the_crash_backoff_has_a_cap_and_no_jitter(make_store, clock):
         clock.advance_ms(expected)
         store.promote_due(10)
         claim = claim_one(store)
+
+
+def lose_together(store, clock):
+    """Claim what waits, and let the worker die; returns the delays by job."""
+    claims = admit(store, lease_ms=1_000).claims
+    clock.advance_ms(1_000)
+    store.reclaim_expired(100)
+    now_ms = clock.now_ms()
+    ids = [claim.envelope.id for claim in claims]
+    return {id: job(store, id).scheduled_at_ms - now_ms for id in sorted(ids)}
+
+
+def test_before_its_last_chance_each_job_of_a_dead_worker_gets_a_moment_of_its_own(
+    store, clock
+):
+    """The one that ends its worker must not take the others into quarantine."""
+    enqueue(store, "a", "b", "c")
+    assert lose_together(store, clock) == dict.fromkeys("abc", 1_000)
+    clock.advance_ms(1_000)
+    store.promote_due(10)
+    enqueue(store, "fresh")
+    assert lose_together(store, clock) == {
+        "a": 2_000, "b": 2_000 + APART_MS, "c": 2_000 + 2 * APART_MS, "fresh": 1_000
+    }  # fmt: skip
+
+
+def test_jobs_of_different_workers_need_not_be_kept_apart(make_store, clock):
+    store = make_store(crash_limit=2)
+    enqueue(store, "a", "b", "c")
+    admit(store, capacity=1, worker="other", lease_ms=1_000)
+    assert lose_together(store, clock) == {"b": 1_000, "c": 1_000 + APART_MS}
+    assert job(store, "a").scheduled_at_ms - clock.now_ms() == 1_000
+
+
+def test_the_moments_of_many_jobs_stay_below_the_cap(make_store, clock):
+    store = make_store(crash_limit=2, retry_cap_ms=3_000)
+    enqueue(store, "a", "b", "c")
+    assert list(lose_together(store, clock).values()) == [1_000, 3_000, 3_000]
 
 
 def test_jobs_of_one_fingerprint_are_quarantined_together_at_their_limit(

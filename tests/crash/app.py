@@ -79,9 +79,10 @@ def plain(ctx: JobContext) -> None:
 
 
 @hg.task("dies", queue=QUEUE, retention="1h")
-def dies(ctx: JobContext, how: str) -> None:
-    """End the process in a way that no handler can see."""
+def dies(ctx: JobContext, how: str, seconds: float = 0) -> None:
+    """End the process in a way that no handler can see, after some time."""
     note_run(ctx)
+    threading.Event().wait(seconds)
     if how == "exit":
         os._exit(1)
     elif how == "abort":

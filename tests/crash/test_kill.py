@@ -273,3 +273,25 @@ def test_a_handler_that_finds_no_memory_fails_and_its_worker_goes_on(
     fleet.wait_state("b", "completed")
     assert fleet.pids("b") == [worker.pid]
     assert worker.stop() == 0
+
+
+def test_a_job_that_ends_its_worker_takes_no_other_into_quarantine(
+    fleet: Fleet,
+) -> None:
+    """It runs with the same four twice, and alone when it counts."""
+    others = ["a", "b", "d", "e"]
+    fleet.enqueue("waits", *others[:2], payload=b'{"seconds":1}')
+    fleet.enqueue("dies", "killer", payload=b'{"how":"exit","seconds":0.5}')
+    fleet.enqueue("waits", *others[2:], payload=b'{"seconds":1}')
+
+    def is_over() -> bool:
+        if fleet.processes[-1].ended:
+            fleet.start("--threads", "8")
+        return fleet.state("killer") == "quarantined" and all(
+            fleet.state(id) == "completed" for id in others
+        )
+
+    fleet.start("--threads", "8")
+    fleet.wait_for(is_over, "the killer is alone in quarantine", 2 * PATIENCE_S)
+    assert counts(fleet, "killer") == ("quarantined", 0, 3, 3)
+    assert {counts(fleet, id)[2] for id in others} == {2}

@@ -747,9 +747,15 @@ class Model:
             if (job.lease_expires_at_ms or 0) <= self.now_ms
         ]
         expired.sort(key=lambda job: (job.lease_expires_at_ms, job.seq))
-        return [self._reclaim(job) for job in expired[:limit]]
+        lost: Counter[str | None] = Counter()
+        taken = []
+        for job in expired[:limit]:
+            worker, is_last = job.claimed_by, job.crash_attempt + 2 == self.crash_limit
+            taken.append(self._reclaim(job, lost[worker] * 2_000 if is_last else 0))
+            lost[worker] += is_last
+        return taken
 
-    def _reclaim(self, job: Job) -> Reclaimed:
+    def _reclaim(self, job: Job, apart_ms: int) -> Reclaimed:
         crashes = job.crash_attempt + 1
         job.remember(
             AttemptEntry(
@@ -765,7 +771,7 @@ class Model:
         job.checkpoint = job.checkpoint.with_crash()
         target = find_transition(State.RUNNING, Event.LEASE_LOST, job).target
         again = target is State.RETRYABLE
-        later_ms = self.now_ms + backoff_ms(crashes)
+        later_ms = self.now_ms + backoff_ms(crashes) + apart_ms
         self.move(job, Event.LEASE_LOST, scheduled_at_ms=later_ms if again else None)
         if not again and job.fingerprint:
             self._register(job)

@@ -17,12 +17,16 @@ CREATE FUNCTION {schema}.headgate_soonest_lapse() RETURNS bigint
 
 -- Take back leases that ran out, oldest first; each counts as a crash.
 --
--- Arguments: limit; the limit of crashes, the backoff, the cap of the history; texts for the history and the registry.
+-- Before its last chance each job that one worker loses together with others gets a moment of its own, in the order of the
+-- leases: the one that ends its worker must not take the others into quarantine.
+--
+-- Arguments: limit; the limit of crashes, the backoff, how far such jobs are kept apart, the cap of the history; texts for
+--            the history and the registry.
 -- Rows:      id, fingerprint, crashes and whether it is quarantined now, of each job taken back, in order.
 -- Locks:     the job rows, skipping what is locked, then registry rows by fingerprint.
 CREATE FUNCTION {schema}.headgate_reclaim(
   p_limit integer, p_crash_limit integer, p_retry_base_ms bigint, p_retry_cap_ms bigint, p_max_doublings integer,
-  p_max_history integer, p_error text, p_reason text)
+  p_apart_ms bigint, p_max_history integer, p_error text, p_reason text)
   RETURNS TABLE (job_id text, fingerprint text, crash_attempt integer, quarantined boolean)
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
@@ -33,19 +37,27 @@ DECLARE
   v_now bigint := {schema}.headgate_now_ms();
   v_tids tid[];
   v_seqs bigint[];
+  v_before bigint[];
 BEGIN
-  SELECT array_agg(expired.tid), array_agg(expired.seq) INTO v_tids, v_seqs
+  SELECT array_agg(expired.tid), array_agg(expired.seq), array_agg(expired.before) INTO v_tids, v_seqs, v_before
   FROM (
-    SELECT job.ctid AS tid, job.seq
-    FROM {schema}.headgate_job AS job
-    WHERE job.state = 'running' AND job.lease_expires_at_ms <= v_now
-      -- A renewal that met the row locked went beside it; see headgate_renew.
-      AND NOT EXISTS (
-        SELECT FROM {schema}.headgate_extension AS extension
-        WHERE extension.job_seq = job.seq + 0 AND extension.lease_id = job.lease_id AND extension.expires_at_ms > v_now)
-    ORDER BY job.lease_expires_at_ms, job.seq
-    LIMIT p_limit
-    FOR UPDATE SKIP LOCKED
+    SELECT locked.tid, locked.seq,
+      count(*) FILTER (WHERE locked.crash_attempt + 2 = p_crash_limit) OVER (
+        PARTITION BY locked.claimed_by ORDER BY locked.lease_expires_at_ms, locked.seq
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM (
+      SELECT job.ctid AS tid, job.seq, job.crash_attempt, job.claimed_by, job.lease_expires_at_ms
+      FROM {schema}.headgate_job AS job
+      WHERE job.state = 'running' AND job.lease_expires_at_ms <= v_now
+        -- A renewal that met the row locked went beside it; see headgate_renew.
+        AND NOT EXISTS (
+          SELECT FROM {schema}.headgate_extension AS extension
+          WHERE extension.job_seq = job.seq + 0 AND extension.lease_id = job.lease_id AND extension.expires_at_ms > v_now)
+      ORDER BY job.lease_expires_at_ms, job.seq
+      LIMIT p_limit
+      FOR UPDATE SKIP LOCKED
+    ) AS locked
+    ORDER BY locked.lease_expires_at_ms, locked.seq
   ) AS expired;
   -- Of these, none belongs to a lease that a renewal could still extend.
   DELETE FROM {schema}.headgate_extension AS extension WHERE extension.expires_at_ms <= v_now;
@@ -60,7 +72,9 @@ BEGIN
       crash_attempt = job.crash_attempt + 1,
       scheduled_at_ms = CASE
         WHEN job.crash_attempt + 1 < p_crash_limit
-          THEN v_now + least(p_retry_cap_ms, p_retry_base_ms << least(job.crash_attempt, p_max_doublings))
+          THEN v_now + least(p_retry_cap_ms, (p_retry_base_ms << least(job.crash_attempt, p_max_doublings))
+            + CASE WHEN job.crash_attempt + 2 = p_crash_limit
+              THEN v_before[array_position(v_seqs, job.seq)] * p_apart_ms ELSE 0 END)
         ELSE job.scheduled_at_ms
       END,
       finalized_at_ms = CASE WHEN job.crash_attempt + 1 < p_crash_limit THEN NULL ELSE v_now END,
