@@ -518,6 +518,11 @@ class Registry:
                 )
         return binding
 
+    def reads_payload(self, kind: str) -> bool:
+        """Whether a declared task of this kind or alias decodes what its jobs carry."""
+        main = self._main_kinds.get(kind)
+        return main is not None and isinstance(self._tasks[main], PayloadTask)
+
     # Keeping: every check comes before the first change.
 
     def _check_free(self, task: Task, handler: Handler | None = None) -> None:

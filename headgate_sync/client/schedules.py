@@ -355,6 +355,12 @@ class Schedules:
 
     def _of_kind(self, kind: str, options: Mapping[str, Any]) -> Envelope:
         label = f"kind {kind}"
+        registry = self._client.registry
+        if registry is not None and registry.reads_payload(kind):
+            raise InvalidRequest(
+                f"{label} is that of a task, which cannot read the empty payload of a "
+                "job by kind; give a job of it, task.job(...)"
+            )
         made = make_options(CallOptions, label, options)
         values = merged((made, self._client.defaults))
         fields = envelope_fields(values)

@@ -147,6 +147,17 @@ def test_a_kind_a_payload_and_an_envelope_are_jobs_too(hg):
     assert hg.schedules.upsert("e", raw, "@daily").weight == 4
 
 
+def test_the_kind_of_a_task_that_reads_its_payload_is_refused(hg):
+    with pytest.raises(InvalidRequest, match=r"report:daily is that of a task.*job\("):
+        hg.schedules.upsert("k", "report:daily", "@daily")
+    assert hg.schedules.get("k") is None
+
+    @hg.raw_handler("raw:tick")
+    def tick(envelope: Envelope) -> None: ...
+
+    assert hg.schedules.upsert("k", "raw:tick", "@daily").kind == "raw:tick"
+
+
 def test_a_client_that_has_defaults_gives_them(store):
     client = Client(store, defaults=TaskOptions(queue="d", partition="p"))
     one = client.schedules.upsert("k", "tick", "@daily")
