@@ -374,12 +374,21 @@ def group_admission_claims(
 
 @frozen(kw_only=True)
 class Reclaimed:
-    """A job taken back from a lease that ran out."""
+    """A job taken back from a lease that ran out.
+
+    Attributes:
+        crash_attempt: leases that the job has lost so far.
+        kind: for a log line, as `queue` and `worker`, which play no part in equality.
+        worker: who had the lease.
+    """
 
     job_id: str
     fingerprint: str
     crash_attempt: int
     quarantined: bool
+    kind: str = field(default="", eq=False)
+    queue: str = field(default="", eq=False)
+    worker: str = field(default="", eq=False)
 
 
 def check_blob(subject: str, schema_version: object, data: object) -> None:

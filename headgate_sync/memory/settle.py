@@ -135,6 +135,7 @@ def reclaim(rows: Rows, job: Job, now_ms: int, before: int) -> Reclaimed:
     """
     assert job.claimed_by is not None
     assert job.claimed_at_ms is not None
+    worker = job.claimed_by
     crashes = job.crash_attempt + 1
     options = rows.options
     returns = next_state(job.state, Event.LEASE_LOST, job) is State.RETRYABLE
@@ -145,7 +146,7 @@ def reclaim(rows: Rows, job: Job, now_ms: int, before: int) -> Reclaimed:
             crash_attempt=crashes,
             error=LEASE_LOST_ERROR,
             latency_ms=max(0, now_ms - job.claimed_at_ms),
-            worker=job.claimed_by,
+            worker=worker,
             fence=job.fence,
         )
     )
@@ -170,6 +171,9 @@ def reclaim(rows: Rows, job: Job, now_ms: int, before: int) -> Reclaimed:
         fingerprint=job.fingerprint,
         crash_attempt=job.crash_attempt,
         quarantined=not returns,
+        kind=job.kind,
+        queue=job.queue,
+        worker=worker,
     )
 
 

@@ -300,10 +300,13 @@ class PgStore:
             Reclaimed(
                 job_id=job_id,
                 fingerprint=fingerprint,
-                crash_attempt=crash_attempt,
+                crash_attempt=crashes,
                 quarantined=quarantined,
+                kind=kind,
+                queue=queue,
+                worker=worker,
             )
-            for job_id, fingerprint, crash_attempt, quarantined in rows
+            for job_id, fingerprint, crashes, quarantined, kind, queue, worker in rows
         ]
 
     def promote_due(self, limit: int) -> int:

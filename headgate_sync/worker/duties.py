@@ -264,8 +264,11 @@ def _reclaim(store: Store, emit: Emitter | None) -> bool:
     taken = store.reclaim_expired(RECLAIM_LIMIT)
     for job in taken:
         logger.warning(
-            "job %s: its lease ran out, crash %d%s",
+            "job %s (queue %s, kind %s): worker %s lost its lease, crash %d%s",
             job.job_id,
+            job.queue,
+            job.kind,
+            job.worker,
             job.crash_attempt,
             "; quarantined" if job.quarantined else "",
         )

@@ -45,6 +45,14 @@ def test_a_lost_lease_counts_a_crash_and_waits(store, clock):
     assert found.orphaned
 
 
+def test_who_lost_what_is_told_for_the_log(store, clock):
+    enqueue(store, "a", queue="mail")
+    admit(store, worker="w-7", queues=("mail",))
+    clock.advance_ms(30_000)
+    [told] = store.reclaim_expired(100)
+    assert (told.kind, told.queue, told.worker) == (KIND, "mail", "w-7")
+
+
 def test_a_lease_is_lost_at_its_instant_and_not_before(store, clock):
     run_one(store, "a")
     clock.advance_ms(29_999)

@@ -22,12 +22,14 @@ CREATE FUNCTION {schema}.headgate_soonest_lapse() RETURNS bigint
 --
 -- Arguments: limit; the limit of crashes, the backoff, how far such jobs are kept apart, the cap of the history; texts for
 --            the history and the registry.
--- Rows:      id, fingerprint, crashes and whether it is quarantined now, of each job taken back, in order.
+-- Rows:      id, fingerprint, crashes and whether it is quarantined now, kind, queue and worker, of each job taken back, in
+--            order.
 -- Locks:     the job rows, skipping what is locked, then registry rows by fingerprint.
 CREATE FUNCTION {schema}.headgate_reclaim(
   p_limit integer, p_crash_limit integer, p_retry_base_ms bigint, p_retry_cap_ms bigint, p_max_doublings integer,
   p_apart_ms bigint, p_max_history integer, p_error text, p_reason text)
-  RETURNS TABLE (job_id text, fingerprint text, crash_attempt integer, quarantined boolean)
+  RETURNS TABLE (
+    job_id text, fingerprint text, crash_attempt integer, quarantined boolean, kind text, queue text, worker text)
   LANGUAGE plpgsql VOLATILE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -38,10 +40,12 @@ DECLARE
   v_tids tid[];
   v_seqs bigint[];
   v_before bigint[];
+  v_workers text[];
 BEGIN
-  SELECT array_agg(expired.tid), array_agg(expired.seq), array_agg(expired.before) INTO v_tids, v_seqs, v_before
+  SELECT array_agg(expired.tid), array_agg(expired.seq), array_agg(expired.before), array_agg(expired.claimed_by)
+  INTO v_tids, v_seqs, v_before, v_workers
   FROM (
-    SELECT locked.tid, locked.seq,
+    SELECT locked.tid, locked.seq, locked.claimed_by,
       count(*) FILTER (WHERE locked.crash_attempt + 2 = p_crash_limit) OVER (
         PARTITION BY locked.claimed_by ORDER BY locked.lease_expires_at_ms, locked.seq
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -136,7 +140,8 @@ BEGIN
     WHERE ordered.quarantined
     GROUP BY ordered.queue, ordered.partition_key
   )
-  SELECT ordered.id, ordered.fingerprint, ordered.crash_attempt, ordered.quarantined
+  SELECT ordered.id, ordered.fingerprint, ordered.crash_attempt, ordered.quarantined, ordered.kind, ordered.queue,
+    v_workers[ordered.place]
   FROM ordered
   ORDER BY ordered.place;
 END $$;
