@@ -73,7 +73,10 @@ def parse_template(text: str) -> Template:
                 )
             pieces.append(tuple(path.split(".")))
         elif piece in ("{", "}"):
-            raise InvalidRequest(f"single brace in template {text!r}; write it twice")
+            raise InvalidRequest(
+                f"template {text!r} has a {piece} without its partner; one that is "
+                "only a character is written twice"
+            )
         else:
             pieces.append(piece[0] if piece in ("{{", "}}") else piece)
     return Template(tuple(pieces))

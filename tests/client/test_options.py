@@ -146,7 +146,7 @@ def test_without_options_a_job_has_the_library_defaults():
         ({"headers": {"a": 1}}, "headers must be str"),
         ({"sticky_worker": "ä"}, "sticky_worker must be ASCII"),
         ({"partition": 5}, "partition must be text or a callable, got int"),
-        ({"partition": "{"}, "single brace"),
+        ({"partition": "{"}, "template .{3} has a { without its partner"),
         (
             {"partition": "{nope}"},
             r"partition: \{nope\} names no payload value; known are order_id, tenant",
