@@ -392,8 +392,9 @@ class Store(Protocol):
     def reclaim_expired(self, limit: int) -> list[Reclaimed]:
         """Take back up to `limit` leases that ran out, oldest first.
 
-        Each counts as a crash: the job waits for its backoff or, at the crash limit, is
-        quarantined together with its fingerprint.
+        Each counts as a crash: the job waits for its backoff, before its last chance
+        apart from others of its worker (`retry.crash_backoff_ms`), or, at the crash
+        limit, is quarantined together with its fingerprint.
         """
         ...
 
