@@ -64,7 +64,7 @@ def test_a_conflict_rejects_the_whole_batch(backend, store):
 
 def test_the_first_conflict_in_the_order_of_the_batch_is_named(store):
     enqueue(store, "a", "b")
-    with pytest.raises(IdConflict, match=r"job b$"):
+    with pytest.raises(IdConflict, match=r"id conflict: job b "):
         store.enqueue([envelope("b", payload=b"x"), envelope("a", payload=b"x")])
 
 

@@ -28,7 +28,7 @@ from headgate_sync.workers import WorkerMeta, WorkerState
 from tests.builders import QUEUE, WORKER, envelope, job, steer
 from tests.worker.rig import PATIENCE_S, Gate, Tap, wait_for, working
 
-QUICK = {"lease": "90ms", "duty_interval": "20ms"}
+QUICK = {"lease": "900ms", "duty_interval": "20ms"}
 # Where a handler runs: its lease must outlive the moments of a busy machine.
 HOLDS = {"lease": "3s", "duty_interval": "20ms"}
 OFTEN = Poll(floor_ms=10, ceiling_ms=20)

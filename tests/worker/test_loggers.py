@@ -71,7 +71,7 @@ def test_a_worker_goes_on_where_every_line_fails(
         raise ValueError("x")  # one line each
 
     ids = [f"j{number}" for number in range(20)]
-    with logging_to(fails(error)), working(tap, registry, lease="300ms") as worker:
+    with logging_to(fails(error)), working(tap, registry, lease="900ms") as worker:
         before = handler_threads()
         store.enqueue([envelope(id, kind="k", payload=b"{}") for id in ids])
         for name in ("admit", "duty_tick"):

@@ -62,7 +62,7 @@ def test_a_query_that_blocks_a_handler_is_cancelled_with_its_lease(
                 ended.set()
 
     put(own_store, "a")
-    with working(own_store, registry, lease="300ms"):
+    with working(own_store, registry, lease="900ms"):
         assert started.wait(PATIENCE_S)
         steer(own_store).operator_cancel("a")
         assert ended.wait(PATIENCE_S)
@@ -98,7 +98,7 @@ def test_leases_are_renewed_while_effects_hold_every_connection(
         ctx.once(lambda tx: gate.hold())
 
     put(own_store, "a", "b")
-    with working(tap, registry, capacity=2, lease="300ms", run_duties=False) as worker:
+    with working(tap, registry, capacity=2, lease="900ms", run_duties=False) as worker:
         gate.wait(2)
         beats = tap.count("renew")
         wait_for(lambda: tap.count("renew") > beats + 5, "beats go on")

@@ -215,7 +215,7 @@ def test_calls_that_fail_are_reported(store: Any) -> None:
     put(store, "a")
     tap.fail("renew", StoreUnavailable("no answer"))
     tap.fail("ack_batch", StoreUnavailable("no reply"))
-    with working(tap, registry, telemetry=sink, lease="90ms", run_duties=False):
+    with working(tap, registry, telemetry=sink, lease="900ms", run_duties=False):
         gate.wait()
         wait_for(lambda: bool(sink.of(RenewFailed)), "a renewal failed")
         gate.open()
@@ -239,7 +239,7 @@ def test_an_outcome_that_is_given_up_is_reported_with_its_job(store: Any) -> Non
 
     tap.around["ack_batch"] = away
     tap.around["renew"] = lambda real, *args, **keywords: away(real, args)
-    with working(tap, registry, telemetry=sink, lease="30ms", run_duties=False):
+    with working(tap, registry, telemetry=sink, lease="900ms", run_duties=False):
         wait_for(lambda: bool(sink.about("a")), "it is given up")
     assert AckFailed(worker=WORKER, job_id="a", detail="away") in sink.of(AckFailed)
     assert [span.outcome for span in sink.about("a")] == ["lease_lost"]
@@ -249,7 +249,7 @@ def test_a_beat_tells_how_busy_the_worker_is(store: Any) -> None:
     sink, registry, gate = Sink(), Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(store, registry, telemetry=sink, lease="60ms", capacity=4):
+    with working(store, registry, telemetry=sink, lease="900ms", capacity=4):
         gate.wait()
         wait_for(
             lambda: any(s.inflight for s in sink.of(WorkerSaturation)), "it is busy"
@@ -271,7 +271,7 @@ def test_what_waits_for_a_thread_makes_a_worker_look_neither_idle_nor_busier(
     sink, registry, gate = Sink(), Registry(), Gate()
     registry.task("k")(lambda: gate.hold())
     put(store, "a", "b", "c", "d")
-    busy = {"telemetry": sink, "lease": "60ms", "capacity": 2, "prefetch": 8}
+    busy = {"telemetry": sink, "lease": "900ms", "capacity": 2, "prefetch": 8}
     with working(store, registry, **busy) as worker:
         gate.wait(2)
         wait_for(lambda: worker.health().in_flight == 4, "two wait for a thread")
@@ -323,7 +323,7 @@ def test_a_sink_that_raises_costs_neither_a_job_nor_a_beat(
 ) -> None:
     sink, registry = Sink(fails=error), Registry()
     registry.task("k")(lambda: None)
-    with working(store, registry, telemetry=sink, lease="60ms") as worker:
+    with working(store, registry, telemetry=sink, lease="900ms") as worker:
         put(store, "a")
         wait_for(lambda: state(store, "a") == "completed", "it ran")
         beats = len(sink.of(WorkerSaturation))

@@ -175,7 +175,7 @@ def test_leases_are_renewed_until_the_last_handler_has_ended(
     gate, registry, tap = Gate(), Registry(), Tap(store)
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(tap, registry, lease="60ms", run_duties=False) as worker:
+    with working(tap, registry, lease="900ms", run_duties=False) as worker:
         gate.wait()
         thread = stopping(worker)
         wait_for(lambda: worker.health().status == "terminating", "it drains")
@@ -225,7 +225,7 @@ def test_everything_ends_in_order(store: Any) -> None:
     gate, registry, tap = Gate(), Registry(), Tap(store)
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(tap, registry, lease="90ms", duty_interval="30ms") as worker:
+    with working(tap, registry, lease="900ms", duty_interval="30ms") as worker:
         gate.wait()
         wait_for(lambda: bool(worker.health().duties), "duties are held")
         held = len(worker.health().duties)

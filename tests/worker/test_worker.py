@@ -376,7 +376,7 @@ def test_a_heartbeat_that_fails_goes_on_beating_and_shows_it(
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
     tap.fail("renew", *[RuntimeError("bug")] * 3)
-    with working(tap, registry, lease="90ms") as worker:
+    with working(tap, registry, lease="900ms") as worker:
         gate.wait()
         wait_for(lambda: tap.count("renew") > 5, "it beats")
         health = worker.health().threads["heartbeat"]
@@ -396,7 +396,7 @@ def test_a_loop_that_cannot_be_revived_ends_the_worker_in_order(
     gate, registry, tap = Gate(), Registry(), Tap(store)
     registry.task("k")(lambda: gate.hold())
     put(store, "a")
-    with working(tap, registry, lease="90ms", duty_interval="10ms") as worker:
+    with working(tap, registry, lease="900ms", duty_interval="10ms") as worker:
         gate.wait()
 
         def break_down(real: Any, *args: Any, **keywords: Any) -> Any:
