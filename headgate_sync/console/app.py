@@ -130,7 +130,7 @@ class Console:
         reader = Reader(self._api, shown.environ)
         # Whoever looks passes the same door as every caller of the API, guesses of a
         # token and floods of requests included.
-        shown.meta, now_ms = reader.get("meta"), reader.now_ms
+        shown.meta, shown.now_ms = reader.get("meta"), reader.now_ms
         shown.identity = identified(self._config.api, shown.environ)
         shown.environ[_KNOWN] = shown.identity
         shown.environ[WITHIN] = True
@@ -139,7 +139,7 @@ class Console:
         if shown.environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return self._error(shown, 405, "method not allowed", allow="GET, HEAD")
         reader = Reader(self._api, shown.environ)
-        reader.now_ms = now_ms
+        reader.now_ms = shown.now_ms
         context = page.build(reader, shown.query)
         shown.now_ms = reader.now_ms
         return self._rendered(shown, page, page.template, context)

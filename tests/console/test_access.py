@@ -20,6 +20,7 @@ from headgate_sync.api.config import LiveUpdates
 from headgate_sync.console import ConsoleConfig, create_app
 from headgate_sync.console.pages import PAGES
 from headgate_sync.console.server import serve
+from headgate_sync.console.text import instant
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.identity import Identity
 from headgate_sync.lifecycle import State
@@ -29,7 +30,7 @@ from headgate_sync.schedule import Schedule
 from headgate_sync.store import Store
 from headgate_sync.workers import WorkerMeta
 from tests.builders import START_MS, bring_to, enqueue, steer
-from tests.console.pages import look
+from tests.console.pages import Document, look
 
 TOKEN, READ_TOKEN = "t" * 20, "r" * 20
 KEY = {"Idempotency-Key": "k1"}
@@ -184,6 +185,12 @@ def test_no_header_makes_somebody_known(open_console):
 def test_a_page_that_is_not_there_is_not_found(console):
     assert "There is no such page" in look(console, "/nowhere", status=404).text
     assert "no such job" in look(console, "/job", status=404, id="x").text
+
+
+@pytest.mark.parametrize("address", ["/nowhere", "/job?id=x", "/queue"])
+def test_an_error_tells_the_time_of_the_store_too(console, store, clock, address):
+    text = Document(console.get(address)).text
+    assert f"store time {instant(clock.now_ms())}" in text
 
 
 def test_a_page_without_its_name_is_refused(console):
