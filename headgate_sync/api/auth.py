@@ -41,7 +41,8 @@ class TokenAuth:
         ConfigurationError: no token, or one that is too short or not ASCII.
     """
 
-    challenge = 'Bearer realm="headgate", Basic realm="headgate", charset="UTF-8"'
+    # Chromium reads no further than the first: with the other order it asks nobody.
+    challenge = 'Basic realm="headgate", charset="UTF-8", Bearer realm="headgate"'
 
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
         self._known: list[tuple[bytes, Identity]] = []
