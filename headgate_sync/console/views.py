@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from headgate_sync.backlog import sure_below
-from headgate_sync.console.text import counted, duration, instant, number
+from headgate_sync.console.text import counted, duration, instant, number, relative
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import TERMINAL, Event, State, sources_of
 from headgate_sync.search import JobFilter, parse_query
@@ -240,7 +240,7 @@ def _admissible(job: Json, told: Json) -> Why:
     if sticky:
         return Why(
             headline="It waits for one worker",
-            text=f"Nothing blocks it; worker {sticky} is asked to take it first.",
+            text=f"Nothing blocks it; only worker {sticky} may take it.",
             tone="",
             links=(("workers", "workers", {}),),
         )
@@ -289,6 +289,18 @@ def _queue_paused(job: Json, detail: Json, now_ms: int) -> Why:
         text="Admission skips the queue until somebody resumes it.",
         tone="warn",
         links=(("the queue", "queue", {"name": job["queue"]}),),
+    )
+
+
+def _sticky_worker(job: Json, detail: Json, now_ms: int) -> Why:
+    seen = "is unknown"
+    if detail["last_seen_ms"]:
+        seen = f"was last seen {relative(int(detail['last_seen_ms']), now_ms)}"
+    return Why(
+        headline="The worker it is pinned to is away",
+        text=f"Worker {detail['sticky_worker']} {seen}, and no other may take the job.",
+        tone="bad",
+        links=(("workers", "workers", {}),),
     )
 
 
@@ -346,6 +358,7 @@ _BLOCKED = {
     "schedule": _schedule,
     "quarantine": _quarantine,
     "queue_paused": _queue_paused,
+    "sticky_worker": _sticky_worker,
     "rate_class": _rate_class,
     "concurrency_limit": _ceiling,
 }

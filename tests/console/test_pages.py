@@ -209,6 +209,16 @@ def test_a_waiting_job_says_what_it_waits_for(console, store, clock):
     assert "Its queue is paused" in look(console, "/job", id="a").text
 
 
+def test_a_job_pinned_to_a_worker_that_is_away_says_so(console, store, clock):
+    store.enqueue([envelope("a", sticky_worker="gpu-1")])
+    text = look(console, "/job", id="a").text
+    assert "The worker it is pinned to is away Worker gpu-1 is unknown" in text
+    beat(store, worker_id="gpu-1")
+    assert "only worker gpu-1 may take it" in look(console, "/job", id="a").text
+    clock.advance_ms(600_000)
+    assert "Worker gpu-1 was last seen 10 m ago" in look(console, "/job", id="a").text
+
+
 def test_a_job_behind_a_rate_class_is_told_its_tokens_and_time(console, store):
     set_rate_limit(store, "api", limit=1, window_ms=60_000, burst=1)
     enqueue(store, "a", "b", rate_class="api")
