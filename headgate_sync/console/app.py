@@ -26,6 +26,7 @@ from headgate_sync.console.config import ConsoleConfig
 from headgate_sync.console.pages import BY_PATH, PAGES, Missing, Page
 from headgate_sync.console.reader import Reader, Refused
 from headgate_sync.identity import Identity
+from headgate_sync.loglines import LEVELS
 from headgate_sync.store import Store
 
 logger = logging.getLogger(__name__)
@@ -320,6 +321,7 @@ def _templates() -> Environment:
         state_counts=views.state_counts,
         figure=views.figure,
         ranges=list(charts.RANGES),
+        log_levels=LEVELS,
     )
     return made
 

@@ -11,6 +11,7 @@ import pytest
 from headgate_sync.console.pages import PAGES
 from headgate_sync.lease import Checkpoint, ProgressUpdate
 from headgate_sync.lifecycle import STORED, Outcome, State
+from headgate_sync.loglines import LEVELS, LogLine
 from headgate_sync.policy import BudgetConfig, Ceiling, RateClassConfig
 from headgate_sync.schedule import Schedule
 from headgate_sync.store import Store
@@ -217,6 +218,18 @@ def test_a_job_pinned_to_a_worker_that_is_away_says_so(console, store, clock):
     assert "only worker gpu-1 may take it" in look(console, "/job", id="a").text
     clock.advance_ms(600_000)
     assert "Worker gpu-1 was last seen 10 m ago" in look(console, "/job", id="a").text
+
+
+def test_each_level_of_a_log_has_a_look_of_its_own(console, store):
+    enqueue(store, "a")
+    lines = [LogLine(level=level, message="m", at_ms=1).encode() for level in LEVELS]
+    store.ack(claim_one(store).lease_ref, Outcome.RETRY, logs=lines)
+    page = look(console, "/job", id="a")
+    classes = {value for tag, name, value in page.attributes if name == "class"}
+    assert classes >= {f"v-{level}" for level in LEVELS}
+    style = next(v for t, n, v in page.attributes if v.endswith(".css"))
+    known = re.findall(r"\.v-(\w+)", console.get(style).text)
+    assert set(known) == {"warn", "error"}
 
 
 def test_a_job_behind_a_rate_class_is_told_its_tokens_and_time(console, store):
