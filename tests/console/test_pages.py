@@ -25,19 +25,10 @@ from tests.builders import (
     set_rate_limit,
     steer,
 )
+from tests.console.hostile import EVIL, HOSTILE, SCRIPT, spread
 from tests.console.pages import look
 from tests.contract.test_schedules import schedule
 
-SCRIPT = "<script>alert(1)</script>\"'&"
-HOSTILE = [
-    SCRIPT,
-    "</script><img src=x onerror=alert(1)>",
-    "{{ 7 * 7 }}{% raw %}",
-    "a" * 250,
-    "\u202egnirts\u2066 \u0007\u001b[31m\u007f",
-    "a/b?c=d#e %2F ..",
-    "..",
-]
 ADDRESSES = [
     "/queue?name=q",
     "/job?id=a",
@@ -230,6 +221,22 @@ def test_each_level_of_a_log_has_a_look_of_its_own(console, store):
     style = next(v for t, n, v in page.attributes if v.endswith(".css"))
     known = re.findall(r"\.v-(\w+)", console.get(style).text)
     assert set(known) == {"warn", "error"}
+
+
+def test_every_link_of_a_hostile_name_leads_to_a_page(console, store, clock):
+    spread(store, clock, EVIL)
+    roads = {"/"}
+    for address in (*ADDRESSES[2:], "/periodic?events=s-0"):
+        roads |= {link for link in look(console, address).links if link[0] == "/"}
+    for text in EVIL:
+        roads |= set(look(console, "/queue", name=text).links)
+        roads |= set(look(console, "/job", id=text).links)
+    gone = [
+        road
+        for road in sorted(roads)
+        if not road.startswith("#") and console.get(road).status_code != 200
+    ]
+    assert gone == []
 
 
 def test_a_job_behind_a_rate_class_is_told_its_tokens_and_time(console, store):
