@@ -26,11 +26,13 @@
     if (name) made.className = name;
     return made;
   };
+  // As the pages write it: marks that turn or hide the text around them are spelled out.
+  const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g, (c) => "⟨U+" + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩");
 
   function toast(text, tone, link) {
-    const box = make("div", text, "toast " + (tone || ""));
+    const box = make("div", visible(text), "toast " + (tone || ""));
     if (link) {
-      const a = make("a", " " + link.text);
+      const a = make("a", " " + visible(link.text));
       a.href = link.href;
       box.append(a);
     }
@@ -72,11 +74,13 @@
   function ask(text, typed) {
     const dialog = byId("ask"), label = byId("ask-typed"), input = label.querySelector("input");
     const yes = dialog.querySelector('[value="yes"]');
-    byId("ask-text").textContent = text;
+    byId("ask-text").textContent = visible(text);
     label.hidden = !typed;
-    label.querySelector("code").textContent = typed || "";
+    label.querySelector("code").textContent = visible(typed || "");
     input.value = "";
-    const check = () => { yes.disabled = Boolean(typed) && input.value !== typed; };
+    // No key types what is spelled out, and a field takes no line break in.
+    const accepted = [typed, visible(typed || "").replace(/[\r\n]/g, "")];
+    const check = () => { yes.disabled = Boolean(typed) && !accepted.includes(input.value); };
     input.oninput = check;
     check();
     dialog.returnValue = "no";
@@ -188,7 +192,6 @@
     }
     return made;
   }
-  const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, (c) => "⟨U+" + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩");
 
   async function show(path) {
     const box = byId("shown");
