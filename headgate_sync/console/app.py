@@ -308,6 +308,7 @@ def _templates() -> Environment:
         duration=text.duration,
         instant=text.instant,
         number=text.number,
+        counted=text.counted,
         rate=text.rate,
         size=text.size,
         percent=text.percent,

@@ -68,9 +68,15 @@ def number(value: float | None, approximate: bool = False) -> str:
     return f"≥ {value:,}" if approximate else f"{value:,}"
 
 
-def counted(value: int, word: str) -> str:
-    """So many of something, in the singular for one."""
-    return f"{number(value)} {word}" + ("" if value == 1 else "s")
+def counted(value: int, word: str, several: str = "") -> str:
+    """So many of something, in the singular for one.
+
+    Args:
+        value: how many.
+        word: for one of them.
+        several: for another number, where an s at the end is not enough.
+    """
+    return f"{number(value)} {word if value == 1 else several or word + 's'}"
 
 
 def rate(per_second: float) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 from attrs import frozen
 
 from headgate_sync.backlog import sure_below
-from headgate_sync.console.text import counted, duration, instant, number, relative
+from headgate_sync.console.text import (
+    NOTHING,
+    counted,
+    duration,
+    instant,
+    number,
+    relative,
+)
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.lifecycle import TERMINAL, Event, State, sources_of
 from headgate_sync.search import JobFilter, parse_query
@@ -146,7 +153,7 @@ def attention(
         sign = "≥ " if quarantined >= 200 else ""
         told = (
             f"{sign}{counted(quarantined, 'fingerprint')} in quarantine: "
-            "their jobs killed workers"
+            f"{'its' if quarantined == 1 else 'their'} jobs killed workers"
         )
         found.append(Notice(tone="bad", text=told, page="quarantine", query={}))
     if cluster is not None and cluster["workers"]["late"]:
@@ -235,7 +242,7 @@ def _admissible(job: Json, told: Json) -> Why:
             links=(("workers", "workers", {}), *link),
         )
     position = int(told["detail"].get("position_in_partition", "0"))
-    ahead = "≥ 1,000" if position >= 1_000 else number(position)
+    ahead = "≥ 1,000 jobs" if position >= 1_000 else counted(position, "job")
     sticky = told["detail"].get("sticky_worker")
     if sticky:
         return Why(
@@ -248,8 +255,8 @@ def _admissible(job: Json, told: Json) -> Why:
         text = "It is the next of its partition: the next worker with room takes it."
     else:
         text = (
-            f"{ahead} jobs of its partition come first. Workers with room take turns "
-            "between partitions."
+            f"{ahead} of its partition {'comes' if position == 1 else 'come'} first. "
+            "Workers with room take turns between partitions."
         )
     return Why(headline="Nothing blocks it", text=text, tone="good", links=link)
 
@@ -275,8 +282,9 @@ def _quarantine(job: Json, detail: Json, now_ms: int) -> Why:
     return Why(
         headline="It is in quarantine",
         text=(
-            f"Jobs of this content were running when {detail['crash_count']} workers "
-            "died. It runs again when somebody releases the fingerprint."
+            "Jobs of this content were running when "
+            f"{counted(int(detail['crash_count']), 'worker')} died. "
+            "It runs again when somebody releases the fingerprint."
         ),
         tone="bad",
         links=(("quarantine", "quarantine", {}),),
@@ -325,8 +333,8 @@ def _rate_class(job: Json, detail: Json, now_ms: int) -> Why:
     elif "tokens_available" in detail:
         headline = "Its rate class is out of tokens"
         text = (
-            f"Class {name} has {detail['tokens_available']} tokens. Jobs that come "
-            f"first need {detail['tokens_ahead_in_class']}, "
+            f"Class {name} has {counted(int(detail['tokens_available']), 'token')}. "
+            f"Jobs that come first need {detail['tokens_ahead_in_class']}, "
             f"this one {detail['weight']}."
         )
     else:
@@ -449,13 +457,13 @@ def ceiling_load(
 ) -> str:
     """How full a ceiling is, as far as the figures of a page tell."""
     most, queue = ceiling["max_concurrent"], ceiling["queue"]
-    counted = counts.get(queue) if ceiling["scope"] == "queue" else None
-    if counted is not None:
-        running = state_counts(counted["counts"])[State.RUNNING.value]
+    states = counts.get(queue) if ceiling["scope"] == "queue" else None
+    if states is not None:
+        running = state_counts(states["counts"])[State.RUNNING.value]
         return f"{running:,} of {most:,} running"
     listed = partitions.get(queue) if ceiling["scope"] == "partition" else None
     if listed is not None:
         full = sum(one["inflight"] >= most for one in listed)
         sign = "≥ " if len(listed) >= 200 else ""
-        return f"{sign}{full:,} of {sign}{len(listed):,} partitions full"
-    return ""
+        return f"{sign}{full:,} of {sign}{counted(len(listed), 'partition')} full"
+    return NOTHING

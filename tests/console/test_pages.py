@@ -239,6 +239,24 @@ def test_every_link_of_a_hostile_name_leads_to_a_page(console, store, clock):
     assert gone == []
 
 
+def test_one_of_something_is_told_in_the_singular(console, store, clock):
+    bring_to(store, clock, "dead", State.QUARANTINED, payload=b"dead")
+    set_rate_limit(store, "api", limit=1, window_ms=60_000, burst=1)
+    enqueue(store, "a", "b", rate_class="api")
+    steer(store).upsert_concurrency_limit(
+        Ceiling(name="each", queue="q", scope="partition", max_concurrent=1)
+    )
+    store.ack(claim_one(store).lease_ref, Outcome.SKIP, error="x", logs=["one line"])
+    texts = [look(console, f"/job?id={id}").text for id in ("dead", "a", "b")]
+    texts += [look(console, path).text for path in ("/", "/rate-classes", "/limits")]
+    text = " ".join(texts)
+    assert "1 log line " in text
+    assert "0 of 1 token " in text
+    assert "of 1 partition full" in text
+    assert "1 fingerprint in quarantine: its jobs" in text
+    assert not re.findall(r"\b1 (?:\w+ )?(?:crashes|leases|lines|jobs|tokens)\b", text)
+
+
 def test_a_job_behind_a_rate_class_is_told_its_tokens_and_time(console, store):
     set_rate_limit(store, "api", limit=1, window_ms=60_000, burst=1)
     enqueue(store, "a", "b", rate_class="api")

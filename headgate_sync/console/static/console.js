@@ -26,6 +26,7 @@
     if (name) made.className = name;
     return made;
   };
+  const counted = (n, word) => n.toLocaleString("en") + " " + word + (n === 1 ? "" : "s");
   // As the pages write it: marks that turn or hide the text around them are spelled out.
   const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g, (c) => "⟨U+" + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩");
 
@@ -95,8 +96,8 @@
       const { told, headers } = await call(given.method, given.path, body);
       let text = given.done || "Done";
       const released = headers.get("x-released-jobs"), waiting = headers.get("x-waiting-jobs");
-      if (released !== null) text += ": " + released + " jobs";
-      if (waiting !== null) text += ": " + waiting + " waiting jobs are unlimited now";
+      if (released !== null) text += ": " + counted(Number(released), "job");
+      if (waiting !== null) text += ": " + counted(Number(waiting), "waiting job") + (waiting === "1" ? " is" : " are") + " unlimited now";
       if (told && told.sampled_queues !== undefined) text += ": " + told.sampled_queues;
       if (told && told.dropped) text = "A middleware dropped the job";
       const link = told && told.id && !told.dropped && /\/(replay|run)$/.test(given.path) ? { text: told.id, href: pageUrl("job", { id: told.id }) } : null;
@@ -114,8 +115,8 @@
   async function follow(id) {
     for (const start = Date.now(); Date.now() - start < OPERATION_MOST_MS; ) {
       const { told } = await call("GET", "/operations/" + encodeURIComponent(id));
-      if (told.status === "completed") { toast("Done: " + told.affected.toLocaleString("en") + " jobs"); return; }
-      if (told.status === "failed") { toast("Stopped after " + told.affected + " jobs: " + told.error, "bad"); return; }
+      if (told.status === "completed") { toast("Done: " + counted(told.affected, "job")); return; }
+      if (told.status === "failed") { toast("Stopped after " + counted(told.affected, "job") + ": " + told.error, "bad"); return; }
       await pause(OPERATION_POLL_MS);
     }
     toast("Still going on; a worker carries it out");
@@ -240,12 +241,12 @@
 
   async function selection(action) {
     const ids = selected();
-    if (!ids.length || !(await ask(action[0].toUpperCase() + action.slice(1) + " " + ids.length + " jobs?"))) return;
+    if (!ids.length || !(await ask(action[0].toUpperCase() + action.slice(1) + " " + counted(ids.length, "job") + "?"))) return;
     try {
       const { told } = await call("POST", "/jobs/actions", { action, ids });
       toast(told.succeeded + " of " + ids.length + " done");
       for (const failed of told.failed.slice(0, 3)) toast(failed.id + ": " + failed.reason, "bad");
-      if (told.failed.length > 3) toast("and " + (told.failed.length - 3) + " more refusals", "bad");
+      if (told.failed.length > 3) toast("and " + counted(told.failed.length - 3, "more refusal"), "bad");
     } catch (error) {
       toast(error.message, "bad");
     }
@@ -258,10 +259,10 @@
   async function bulk(given) {
     try {
       const tried = (await call("POST", "/jobs/bulk", { ...given, dry_run: true })).told;
-      const most = tried.total_estimated, about = (most >= 50000 ? "≥ " : "") + most.toLocaleString("en");
+      const most = tried.total_estimated, about = (most >= 50000 ? "≥ " : "") + counted(most, "job");
       const what = Object.entries(given.selector).map(([k, v]) => k + " " + v).join(", ");
       if (!most) { toast("No job with " + what + " is in a state for that"); return; }
-      if (!(await ask(given.action[0].toUpperCase() + given.action.slice(1) + " " + about + " jobs with " + what + "? Workers carry it out in batches; jobs that come later are not touched."))) return;
+      if (!(await ask(given.action[0].toUpperCase() + given.action.slice(1) + " " + about + " with " + what + "? Workers carry it out in batches; jobs that come later are not touched."))) return;
       const { told } = await call("POST", "/jobs/bulk", { ...given, dry_run: false });
       toast("Under way");
       await follow(told.id);
