@@ -140,7 +140,7 @@ def attention(
             drain(stats).tone == "bad" and stats["oldest_available_ms"] >= LONG_WAIT_MS
         ):
             waited = duration(stats["oldest_available_ms"])
-            told = f"is {drain(stats).word}; its oldest job has waited {waited}"
+            told = f"is {drain(stats).word}; its oldest job waits {waited}"
             found.append(
                 Notice(tone="bad", text=told, subject=name, page="queue", query=about)
             )

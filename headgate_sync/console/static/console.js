@@ -428,6 +428,8 @@
     tell();
     count();
     listen();
+    const here = document.querySelector(".top nav [aria-current]"), bar = here?.closest("nav");
+    if (here) bar.scrollLeft = here.offsetLeft - bar.offsetLeft - (bar.clientWidth - here.clientWidth) / 2;
     setInterval(() => {
       const most = document.querySelector("[data-fast]") ? FORCE_MS : REFRESH_MS;
       if (live && !document.hidden && performance.now() - last >= most) refresh();
