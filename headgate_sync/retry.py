@@ -46,6 +46,11 @@ def backoff_ms(
     return min(cap_ms, base_ms << min(count - 1, MAX_DOUBLINGS))
 
 
+def has_one_chance(crashes: int, crash_limit: int = DEFAULT_CRASH_LIMIT) -> bool:
+    """Whether the next lost lease quarantines a job that has lost so many."""
+    return crashes == crash_limit - 1
+
+
 def crash_backoff_ms(
     crashes: int,
     before: int,
@@ -69,6 +74,6 @@ def crash_backoff_ms(
         cap_ms: upper bound.
     """
     delay_ms = backoff_ms(crashes, base_ms=base_ms, cap_ms=cap_ms)
-    if crashes == crash_limit - 1:
+    if has_one_chance(crashes, crash_limit):
         delay_ms += before * APART_MS
     return min(cap_ms, delay_ms)

@@ -34,6 +34,7 @@ from headgate_sync.retry import (
     DEFAULT_CRASH_LIMIT,
     DEFAULT_RETRY_BASE_MS,
     DEFAULT_RETRY_CAP_MS,
+    has_one_chance,
 )
 from headgate_sync.store import AckError, Caps, derived_caps
 from headgate_sync.validation import (
@@ -188,9 +189,9 @@ class MemStore:
         with rows.lock:
             now_ms = rows.clock.now_ms()
             while len(taken) < limit and (job := rows.leases.first(until=now_ms)):
-                worker, chances = job.claimed_by, self.crash_limit - job.crash_attempt
+                worker = job.claimed_by
                 taken.append(reclaim(rows, job, now_ms, lost[worker]))
-                lost[worker] += chances == 2  # before this one was lost
+                lost[worker] += has_one_chance(job.crash_attempt, self.crash_limit)
         return taken
 
     def promote_due(self, limit: int) -> int:

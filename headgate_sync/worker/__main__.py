@@ -311,7 +311,7 @@ def _end_when_late(worker: Worker) -> None:
     a pipe that nobody reads, or for a lock of the logging module that a handler keeps.
     """
     while not worker.ends_soon:
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # a signal handler may set no event that somebody waits on
     time.sleep(longest_stop_s(worker.config) + LATE_S)
     _end_now(EXIT_ABANDONED)
 

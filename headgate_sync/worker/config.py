@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from attrs import field, frozen
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_WORKER_ID_BYTES = 200
 SHORTEST_BEAT_MS = 10
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -72,12 +74,14 @@ def _queues(queues: Sequence[str]) -> tuple[str, ...]:
     return tuple(queues)
 
 
+def _listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
+    if not isinstance(given, Iterable):
+        raise InvalidRequest(f"{name} must be a sequence, got {type(given).__name__}")
+    return tuple(given)
+
+
 def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
-    if not isinstance(hooks, Iterable):
-        raise InvalidRequest(
-            f"periodic_hooks must be a sequence, got {type(hooks).__name__}"
-        )
-    made = tuple(hooks)
+    made = _listed("periodic_hooks", hooks)
     for hook in made:
         for name in ("begin", "end"):
             if not callable(getattr(hook, name, None)):
@@ -105,11 +109,7 @@ def _sinks(
 
 
 def _death_handlers(handlers: Iterable[DeathHandler]) -> tuple[DeathHandler, ...]:
-    if not isinstance(handlers, Iterable):
-        raise InvalidRequest(
-            f"death_handlers must be a sequence, got {type(handlers).__name__}"
-        )
-    made = tuple(handlers)
+    made = _listed("death_handlers", handlers)
     for handler in made:
         _check_function("death_handlers", handler)
     return made
