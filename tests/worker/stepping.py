@@ -35,6 +35,15 @@ def come_back(store: Any, clock: Any) -> None:
     store.promote_due(10)
 
 
+def run_twice(store: Any, clock: Any, handler: Callable[..., Any]) -> None:
+    """Run a job whose first attempt fails, and its second attempt."""
+    put(store)
+    bench = running(store, handler)
+    bench.run_next()
+    come_back(store, clock)
+    bench.run_next()
+
+
 def saved(store: Any, id: str = "a") -> Checkpoint:
     found = steer(store).read_checkpoint(id)
     assert found is not None

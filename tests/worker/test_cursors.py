@@ -19,6 +19,7 @@ from tests.worker.stepping import (
     leave_checkpoint,
     put,
     refused,
+    run_twice,
     running,
     saved,
 )
@@ -64,11 +65,7 @@ def test_a_position_is_none_of_another_step(store: Any, clock: Any) -> None:
             if ctx.attempt == 0:
                 raise ValueError
 
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    come_back(store, clock)
-    bench.run_next()
+    run_twice(store, clock, handler)
     assert begun == [None, None]
 
 
@@ -84,11 +81,7 @@ def test_a_cursor_step_that_is_done_says_so(store: Any, clock: Any) -> None:
         if ctx.attempt == 0:
             raise ValueError
 
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    come_back(store, clock)
-    bench.run_next()
+    run_twice(store, clock, handler)
     assert told == [True, False]
 
 

@@ -32,6 +32,7 @@ from tests.worker.stepping import (
     leave_checkpoint,
     put,
     refused,
+    run_twice,
     running,
     saved,
 )
@@ -82,11 +83,7 @@ def test_a_step_returns_its_value_once_and_none_when_it_is_skipped(
         if ctx.attempt == 0:
             raise ValueError
 
-    put(store)
-    bench = running(store, handler)
-    bench.run_next()
-    come_back(store, clock)
-    bench.run_next()
+    run_twice(store, clock, handler)
     assert values == [(3, 1), {"name": "kept for the function"}, None, None]
 
 
