@@ -118,15 +118,19 @@ class Gate:
 
 
 class Together:
-    """Jobs of kind `k` that take a moment, and how many of them ran at the same time.
+    """Jobs of kind `k`, and how many of them ran at the same time.
+
+    The first ones stay until as many run as are expected, however slowly a busy machine
+    starts them; the others take a moment, in which one too many would be seen.
 
     Attributes:
         most: so many did.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, expected: int) -> None:
         self.most = running = 0
         lock = threading.Lock()
+        met = threading.Event()
 
         @registry.task("k")
         def handler(ctx: JobContext) -> None:
@@ -134,6 +138,9 @@ class Together:
             with lock:
                 running += 1
                 self.most = max(self.most, running)
+                if running >= expected:
+                    met.set()
+            assert met.wait(PATIENCE_S), f"only {running} of {expected} run together"
             ctx.wait(0.001)
             with lock:
                 running -= 1

@@ -98,7 +98,7 @@ def holding(registry: Registry, gate: Gate) -> list[str]:
 
 def test_no_more_handlers_run_together_than_there_are_threads(store: Any) -> None:
     registry = Registry()
-    together = Together(registry)
+    together = Together(registry, 3)
     ids = put(store, 20)
     with crew(store, registry, capacity=3, prefetch=17) as made:
         assert len(made.feed()) == 20

@@ -130,7 +130,7 @@ def test_capacity_is_never_exceeded_and_a_slot_is_used_again_at_once(
     store: Any,
 ) -> None:
     registry, tap = Registry(), Tap(store)
-    together = Together(registry)
+    together = Together(registry, 3)
     ids = [f"j{number}" for number in range(40)]
     put(store, *ids)
     with working(tap, registry, capacity=3):
