@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "grafana"
 PAGE = FOLDER.parent / "metrics.md"
 # Words of the query language beside the names of metrics and labels.
 WORDS = {
-    *("and", "on", "by", "unless", "sum", "max", "min", "rate", "increase"),
+    *("and", "or", "on", "by", "unless", "sum", "max", "min", "rate", "increase"),
     "histogram_quantile",
 }
 

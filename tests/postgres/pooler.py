@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.servers import WAIT_S, reachable_directory
+from tests.servers import WAIT_S, free_port, reachable_directory
 
 SERVERS = 3
 # Debian's package puts it where only root's path leads.
@@ -41,10 +40,8 @@ def pgbouncer(database_url: str) -> Iterator[str]:
     assert BINARY is not None
     target = conninfo_to_dict(database_url)
     known = {k: v for k, v in target.items() if k in _FORWARDED and v is not None}
-    with reachable_directory() as directory, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with reachable_directory() as directory:
+        port = free_port()
         config = directory / "pgbouncer.ini"
         config.write_text(
             _CONFIG.format(
