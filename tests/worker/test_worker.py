@@ -49,6 +49,35 @@ def test_jobs_of_many_queues_are_run_to_their_end(store: Any) -> None:
     assert store.results.read_result("j7").data == b"7"
 
 
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+@pytest.mark.parametrize("fails", ["by raising", "by a timeout"])
+def test_what_fails_runs_as_often_as_it_may_and_no_more(
+    store: Any, clock: Any, fails: str, max_attempts: int
+) -> None:
+    registry = Registry()
+    began: list[int] = []
+
+    @registry.task("k")
+    def handler(ctx: JobContext) -> None:
+        began.append(ctx.attempt)
+        if fails == "by a timeout":
+            ctx.wait(PATIENCE_S)
+        raise ValueError("no")
+
+    put(store, "a", max_attempts=max_attempts, timeout_ms=200)
+
+    def given_up() -> bool:
+        clock.advance_ms(1)
+        return state_of(store, "a") is State.ARCHIVED
+
+    with working(store, registry, retry=lambda info: "1ms", duty_interval="10ms"):
+        wait_for(given_up, "it is given up")
+        put(store, "last", timeout_ms=200, max_attempts=1)
+        wait_for(lambda: len(began) > max_attempts, "the worker goes on")
+    assert began[:max_attempts] == list(range(max_attempts))
+    assert job(store, "a").attempt == max_attempts
+
+
 def test_an_idle_worker_finds_work_that_comes_later(store: Any) -> None:
     ran = threading.Event()
     registry = Registry()
