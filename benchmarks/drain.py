@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -11,7 +10,12 @@ import psycopg
 from benchmarks.bare import bare
 from benchmarks.database import fresh_store
 from benchmarks.load import preload
-from benchmarks.processes import server_cpu_s, wait_until, worker_process
+from benchmarks.processes import (
+    server_cpu_s,
+    wait_for_empty,
+    wait_until,
+    worker_process,
+)
 from benchmarks.report import Report
 from headgate_sync.policy import Ceiling, RateClassConfig
 from headgate_sync.postgres.store import PgStore
@@ -89,14 +93,10 @@ def drain(
             timeout_s=60,
             interval_s=0.02,
         )
-        started, first = time.perf_counter(), inspect.unfinished("bench") - behind
         cpu_before, rss_before = worker.cpu_s(), worker.rss_mb()
-        wait_until(
-            lambda: inspect.unfinished("bench") <= behind,
-            timeout_s=600,
-            interval_s=0.02,
+        first, seconds = wait_for_empty(
+            lambda: inspect.unfinished("bench") - behind, timeout_s=600
         )
-        seconds = time.perf_counter() - started
         cpu, rss, peak = worker.cpu_s() - cpu_before, worker.rss_mb(), worker.peak_mb()
     server = server_cpu_s(server_pid) - server_before
     return {

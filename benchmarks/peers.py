@@ -21,7 +21,13 @@ from benchmarks import drain, latency
 from benchmarks.database import fresh_store
 from benchmarks.jobs import STAMPS
 from benchmarks.pgqueuer_peer import URL
-from benchmarks.processes import process_cpu_s, server_cpu_s, wait_for_lines, wait_until
+from benchmarks.processes import (
+    process_cpu_s,
+    server_cpu_s,
+    wait_for_empty,
+    wait_for_lines,
+    wait_until,
+)
 from benchmarks.report import Report, percentile
 
 
@@ -115,12 +121,8 @@ def _peer_drain(url: str, jobs: int) -> dict[str, float]:
             wait_until(
                 lambda: _waiting(connection) < jobs, timeout_s=60, interval_s=0.02
             )
-            started, first = time.perf_counter(), _waiting(connection)
             cpu_before = process_cpu_s(pid)
-            wait_until(
-                lambda: _waiting(connection) == 0, timeout_s=600, interval_s=0.02
-            )
-            seconds = time.perf_counter() - started
+            first, seconds = wait_for_empty(lambda: _waiting(connection), timeout_s=600)
             cpu = process_cpu_s(pid) - cpu_before
         server = server_cpu_s(postmaster) - server_before
     return {

@@ -106,6 +106,25 @@ def wait_for_lines(path: str, count: int, *, timeout_s: float) -> None:
     )
 
 
+def wait_for_empty(left: Callable[[], int], *, timeout_s: float) -> tuple[int, float]:
+    """Wait until nothing is left; how much there was at the start, and the seconds.
+
+    It looks again when about half of the time that is left has passed: every look takes
+    processor time from what is measured.
+    """
+    started, first = time.perf_counter(), left()
+    now_left = first
+    while now_left > 0:
+        passed_s = time.perf_counter() - started
+        if passed_s > timeout_s:
+            raise TimeoutError(f"{now_left} of {first} are left after {timeout_s} s")
+        gone = first - now_left
+        half_s = passed_s * now_left / gone / 2 if gone else 0.05
+        time.sleep(min(max(half_s, 0.005), 1.0))
+        now_left = left()
+    return first, time.perf_counter() - started
+
+
 def wait_until(
     done: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.005
 ) -> None:
