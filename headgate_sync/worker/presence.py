@@ -29,6 +29,11 @@ HOST_BYTES = 255
 BEATS_IN_A_ROW = 4
 
 
+def host_name() -> str:
+    """The name of this machine as workers show it."""
+    return socket.gethostname().encode("ascii", "replace").decode()[:HOST_BYTES]
+
+
 @frozen(kw_only=True)
 class Standing:
     """What a worker shows of itself; the fields are those of `WorkerMeta`."""
@@ -83,8 +88,7 @@ class Presence:
         self._emit = emit
         self._file = file
         self._now_s = now_s
-        host = socket.gethostname().encode("ascii", "replace").decode()
-        self._host = host[:HOST_BYTES]
+        self._host = host_name()
         self._started_at_ms = time.time_ns() // 1_000_000
         self._applied: str | None = None
         self._beaten = False

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.loggers import guarded
+from headgate_sync.policy import LATE_BEATS
 from headgate_sync.registry import Registry
 from headgate_sync.store import Store
 from headgate_sync.worker.config import WorkerConfig
+from headgate_sync.worker.presence import host_name
+from headgate_sync.workers import WorkerState
 
 logger = guarded(__name__)
 
@@ -63,6 +67,44 @@ def warn_of_unknown_kinds(
     for kind in kinds:
         if registry.resolve(kind) is None:
             logger.warning("jobs of kind %s wait, and this worker has no handler", kind)
+
+
+def warn_of_a_namesake(store: Store, worker_id: str) -> None:
+    """Log another live worker of this name; an outage, too.
+
+    Commands and sticky jobs would reach either of the two. A predecessor that is on its
+    way out, or was killed on this machine, is none.
+    """
+    if store.inspect is None:
+        return
+    try:
+        other = store.inspect.get_worker(worker_id)
+        now_ms = store.inspect.store_now_ms()
+    except StoreError as error:
+        logger.warning("workers of the same name not looked at: %s", error)
+        return
+    if other is None or other.status not in ("running", "quiet"):
+        return
+    silent_ms = now_ms - other.heartbeat_at_ms
+    if silent_ms <= LATE_BEATS * other.beat_ms and not _has_ended(other):
+        logger.warning(
+            "worker %s has beaten %d ms ago in process %d of host %s: unless that one "
+            "has just ended, give each its own worker_id",
+            *(worker_id, silent_ms, other.pid, other.host),
+        )
+
+
+def _has_ended(other: WorkerState) -> bool:
+    """Whether that is certain, which it can be for processes of this machine only."""
+    if other.host != host_name():
+        return False
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    return other.pid == os.getpid()  # its number was given out anew
 
 
 def warn_of_no_tasks(registry: Registry) -> None:

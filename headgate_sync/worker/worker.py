@@ -43,6 +43,7 @@ from headgate_sync.worker.shutdown import (
 )
 from headgate_sync.worker.startup import (
     check_set_up,
+    warn_of_a_namesake,
     warn_of_mistyped_queues,
     warn_of_no_tasks,
     warn_of_unknown_kinds,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = guarded(__name__)
 
-KINDS_S = 5.0
+FIRST_LOOK_S = 5.0
 JOIN_S = 1.0
 CROSSED_S = 0.5  # below the time that the end waits for the admission's thread
 LOOK_AT_WATCHDOG_S = 1.0
@@ -382,13 +383,7 @@ class Worker:
         )
         warn_of_no_tasks(self._registry)
         warn_of_mistyped_queues(self._registry, self._config.queues)
-        within(
-            KINDS_S,
-            "kinds",
-            lambda: warn_of_unknown_kinds(
-                self._store, self._registry, self._config.queues
-            ),
-        )
+        within(FIRST_LOOK_S, "first-look", self._look_around)
         try:
             self._start_threads()
             self._supervise()
@@ -396,6 +391,11 @@ class Worker:
             # Where the caller keeps Python's own handler for it.
             self._stopping = True
         return self._shut_down()
+
+    def _look_around(self) -> None:
+        if self._config.worker_id is not None:  # made ones are never alike
+            warn_of_a_namesake(self._store, self.worker_id)
+        warn_of_unknown_kinds(self._store, self._registry, self._config.queues)
 
     def _start_threads(self) -> None:
         """Start everything, or note what could not be: the others are ended then."""
