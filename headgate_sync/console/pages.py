@@ -18,6 +18,7 @@ SPARK_QUEUES = 12
 FAIRNESS_QUEUES = 6
 OVERVIEW_FAIRNESS_QUEUES = 2
 ROWS_PER_PAGE = 100  # of what has actions
+QUEUES_PER_PAGE = 50  # whose figures cost more than other rows
 NAMED_QUEUES = 200
 LOADED_QUEUES = 20
 COVERED_QUEUES = 200
@@ -160,7 +161,7 @@ def _names(reader: Reader) -> list[str]:
 
 
 def _queues(reader: Reader, query: Query) -> Context:
-    listed = reader.get("queues", limit=ROWS_PER_PAGE, cursor=query.get("cursor"))
+    listed = reader.get("queues", limit=QUEUES_PER_PAGE, cursor=query.get("cursor"))
     next_cursor = reader.next_cursor
     urgent = views.by_urgency(listed)
     sparks = {}
