@@ -16,9 +16,14 @@ from tenacity import (
 )
 
 from headgate_sync.attempt import LiveAttempt
-from headgate_sync.errors import LeaseRejected, StoreUnavailable, may_pass
+from headgate_sync.errors import (
+    LeaseRejected,
+    StoreError,
+    StoreUnavailable,
+    may_pass,
+)
 from headgate_sync.lease import Ack
-from headgate_sync.lifecycle import Outcome
+from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.loggers import guarded
 from headgate_sync.store import Store
 from headgate_sync.validation import MAX_ACKS, MAX_BATCH_BYTES
@@ -272,7 +277,7 @@ class AckBox:
         """The store refuses what it did take before, or the handler's own commit."""
         if not isinstance(answer, LeaseRejected):
             return False
-        if out.attempt.in_doubt:
+        if out.attempt.in_doubt and (answer.missing or self._is_completed(out)):
             # What the handler raised was only the lost reply, or came after it.
             out.ack = Ack(
                 lease=out.ack.lease,
@@ -281,6 +286,19 @@ class AckBox:
             )
             return True
         return bool(out.tries and answer.missing and out.ack.outcome in _REMOVING)
+
+    def _is_completed(self, out: Outgoing) -> bool:
+        """Whether the commit in doubt settled the job, or nobody can tell."""
+        lease, inspect = out.ack.lease, self._store.inspect
+        if inspect is None:
+            return True
+        try:
+            found = inspect.get_jobs([lease.job_id])
+        except StoreError:
+            return True
+        return all(
+            job.state == State.COMPLETED and job.fence == lease.fence for job in found
+        )
 
     def _log_lost(self, out: Outgoing, answer: LeaseRejected) -> None:
         logger.warning(

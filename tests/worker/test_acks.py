@@ -361,21 +361,40 @@ def test_a_call_carries_at_most_sixteen_megabytes(store: Any) -> None:
     assert len(bench.inflight) == 0
 
 
-def test_a_rejected_ack_after_a_commit_in_doubt_is_the_commit(
-    store: Any, caplog: Any
-) -> None:
-    enqueue(store, "a", retention_ms=0)
-    bench = Bench(Tap(store))
-    (attempt,) = bench.admit()
-    store.ack(attempt.lease, Outcome.SUCCESS)  # what the lost reply stood for
+def end_in_doubt(bench: Bench, attempt: Any) -> None:
+    """Let a handler fail after the reply to its commit was lost."""
     attempt.in_doubt = True
     bench.inflight.finish(attempt, acks=True)
     raised = Ack(lease=attempt.lease, outcome=Outcome.RETRY, error="x", latency_ms=7)
     bench.acks.submit(attempt, raised)
     bench.acks.fly()
+
+
+@pytest.mark.parametrize("retention_ms", [0, DAY_MS])
+def test_a_rejected_ack_after_a_commit_in_doubt_is_the_commit(
+    store: Any, caplog: Any, retention_ms: int
+) -> None:
+    enqueue(store, "a", retention_ms=retention_ms)
+    bench = Bench(Tap(store))
+    (attempt,) = bench.admit()
+    store.ack(attempt.lease, Outcome.SUCCESS)  # what the lost reply stood for
+    end_in_doubt(bench, attempt)
     # Nobody is told of a failure, or of a death where it would have been the last.
     assert bench.accepted == [success(attempt, latency_ms=7)]
     assert "dropped" not in caplog.text
+
+
+def test_a_rejected_ack_after_a_commit_that_was_none_is_a_lost_lease(
+    store: Any, clock: Any, caplog: Any
+) -> None:
+    enqueue(store, "a")
+    bench = Bench(Tap(store))
+    (attempt,) = bench.admit()
+    clock.advance_ms(DAY_MS)
+    store.reclaim_expired(1)
+    end_in_doubt(bench, attempt)
+    assert bench.accepted == []
+    assert "outcome retry dropped" in caplog.text
 
 
 def test_a_slot_is_freed_once(store: Any) -> None:
