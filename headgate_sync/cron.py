@@ -45,6 +45,8 @@ _ZONE = re.compile(r"[A-Z][A-Za-z0-9_+-]*(?:/[A-Z][A-Za-z0-9_+-]*)*")
 _FIELD = re.compile(r"[0-9A-Z*,/#-]+")
 # The library also knows the last weekday of a month and steps of the last day.
 _FOREIGN = re.compile(r"LW|L/")
+# A range of one value is that value; the library steps from it to the end of the field.
+_ONE_VALUE = re.compile(r"(?<![^,])0*([0-9A-Z]+)-0*\1/0*[1-9][0-9]*(?![^,])")
 _EVERY = "@every"
 
 
@@ -215,7 +217,9 @@ def _every(period: timedelta | str, quoted: str = "") -> Every:
 
 
 def _fields(spec: str, text: str) -> str:
-    parts = [part for part in _BLANKS.split(text.upper()) if part]
+    parts = [
+        _ONE_VALUE.sub(r"\1", part) for part in _BLANKS.split(text.upper()) if part
+    ]
     if len(parts) not in (5, 6):
         raise SpecError(f"bad cron `{spec}`: want 5 fields, or 6 with seconds")
     fields = " ".join(parts)

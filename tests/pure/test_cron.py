@@ -142,6 +142,7 @@ def test_a_refusal_quotes_the_spec_and_says_why(spec, text):
         ("0 0 * * 5l", "0 0 * * 5L"),
         ("0 0 * * wed#2", "0 0 * * WED#2"),
         ("007 * * * *", "007 * * * *"),
+        ("5-05/2,1-11/2 0-0/3 * * fri-FRI/2", "5,1-11/2 0 * * FRI"),
         ("@every:000300", "@every:300"),
         ("@every 5m", "@every:300000"),
         ("@every 1h30m", "@every:5400000"),
@@ -177,6 +178,17 @@ def test_all_weekday_spellings_mean_the_same_days():
     for wrapping in ("MON-SUN", "FRI-MON"):
         with pytest.raises(SpecError):
             validate(f"0 0 * * {wrapping}")
+
+
+def test_a_step_over_a_range_of_one_value_goes_no_further_than_the_range():
+    noon = ms("2026-06-01T12:00")
+    once = [tick - noon for tick in ticks("15-15/10 12 * * *", noon - 1, 2)]
+    assert once == [15 * 60_000, 15 * 60_000 + DAY_MS]
+    open_ended = [tick - noon for tick in ticks("15/20 12 * * *", noon - 1, 3)]
+    assert open_ended == [15 * 60_000, 35 * 60_000, 55 * 60_000]
+    for wrong in ("5-5/0", "1-1/2/3", "3-1-1/2", "*/1-1/2", "1-1/2-5", "70-70/2"):
+        with pytest.raises(SpecError):
+            validate(f"{wrong} * * * *")
 
 
 def test_both_day_fields_mean_either_unless_one_begins_with_a_star():
