@@ -12,6 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
@@ -158,6 +160,31 @@ def no_transaction_timeout(connection: psycopg.Connection[Any]) -> bytes:
     return b"; SET LOCAL transaction_timeout = 0"
 
 
+class _Utf8Loader(Loader):
+    """Reads the text that the driver leaves as bytes, for want of an encoding."""
+
+    def load(self, data: Buffer) -> str:
+        """The text of a value."""
+        return bytes(data).decode()
+
+
+# As the driver has them, whatever an application taught its own connections.
+_ADAPTERS = AdaptersMap(psycopg.adapters)
+_ASCII_ADAPTERS = AdaptersMap(_ADAPTERS)
+for _name in ("text", "name"):
+    _ASCII_ADAPTERS.register_loader(_name, _Utf8Loader)
+
+
+class _Cursor(psycopg.Cursor[Row]):
+    """Reads and writes values by the driver's rules, not by those of the connection."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """What the cursor translates values with."""
+        encoding = self.connection.pgconn.parameter_status(b"client_encoding")
+        return _ASCII_ADAPTERS if encoding == b"SQL_ASCII" else _ADAPTERS
+
+
 class Session:
     """Runs statement files on one connection; sets nothing and ends no transaction.
 
@@ -204,7 +231,7 @@ class Session:
         return self._run(self._new_cursor(), text, None, prepare=False)
 
     def _new_cursor(self) -> psycopg.Cursor[Row]:
-        return psycopg.Cursor(self.connection, row_factory=tuple_row)
+        return _Cursor(self.connection, row_factory=tuple_row)
 
     def _run(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import ClientCursor
+from psycopg.adapt import Dumper, Loader
 from psycopg.rows import class_row, dict_row, scalar_row
 
 from headgate_sync.envelope import UNIQUE_REPLACE_ALL
@@ -508,6 +509,26 @@ def with_other_styles(connection):
         connection.execute(f"SET LOCAL {setting}")
 
 
+class ShoutingLoader(Loader):
+    def load(self, data):
+        return bytes(data).upper()
+
+
+class ShoutingDumper(Dumper):
+    def dump(self, obj):
+        return str(obj).upper().encode()
+
+
+def of_other_values(connection):
+    for name in ("text", "text[]", "int8", "bool"):
+        connection.adapters.register_loader(name, ShoutingLoader)
+    connection.adapters.register_dumper(str, ShoutingDumper)
+
+
+def without_an_encoding(connection):
+    connection.execute("SET LOCAL client_encoding = 'SQL_ASCII'")
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -520,6 +541,8 @@ def with_other_styles(connection):
         in_a_strange_path,
         behind_a_strange_path,
         with_other_styles,
+        of_other_values,
+        without_an_encoding,
     ],
 )
 def test_the_connection_works_and_stays_as_the_application_made_it(
@@ -561,6 +584,17 @@ def test_the_connection_works_and_stays_as_the_application_made_it(
     admin.execute("DROP SCHEMA IF EXISTS strange CASCADE")
     assert state_of(store, "mine") == "completed"
     assert steer(store).unfinished("q") == 22
+
+
+def test_the_first_look_at_the_schema_may_be_on_any_connection(store, postgres, caller):
+    enqueue(store, "é", unique_key=b"k")
+    fresh = postgres.open_store()
+    without_an_encoding(caller)
+    of_other_values(caller)
+    tx = fresh.transactional.join(caller)
+    with pytest.raises(DuplicateJob) as duplicate:
+        fresh.transactional.enqueue_tx(tx, [envelope("x", unique_key=b"k")])
+    assert duplicate.value.existing_id == "é"
 
 
 def test_a_pipeline_of_the_application_is_served_in_its_order(
