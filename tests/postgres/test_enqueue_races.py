@@ -386,6 +386,32 @@ def haunted(admin) -> Iterator[str]:
     admin.execute("DROP FUNCTION headgate.haunt()")
 
 
+@pytest.fixture
+def chased(admin) -> Iterator[str]:
+    """An id whose insert collides with a key, then with the id, and then no more."""
+    id = "late"
+    admin.execute(
+        "CREATE SEQUENCE headgate.chase;"
+        "CREATE FUNCTION headgate.chase() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " CASE nextval('headgate.chase')"
+        " WHEN 1 THEN RAISE unique_violation USING CONSTRAINT = 'headgate_job_unique';"
+        " WHEN 2 THEN RAISE unique_violation USING CONSTRAINT = 'headgate_job_id',"
+        " DETAIL = format('Key (id)=(%s) already exists.', NEW.id);"
+        " ELSE RETURN NULL; END CASE; END $$;"
+        "CREATE TRIGGER chase AFTER INSERT ON headgate.headgate_job FOR EACH ROW"
+        f" WHEN (NEW.id = '{id}') EXECUTE FUNCTION headgate.chase()"
+    )
+    yield id
+    admin.execute("DROP TRIGGER chase ON headgate.headgate_job")
+    admin.execute("DROP FUNCTION headgate.chase()")
+    admin.execute("DROP SEQUENCE headgate.chase")
+
+
+def test_an_id_that_collides_once_is_looked_for_whatever_collided_before(store, chased):
+    store.enqueue([envelope(chased, unique_key=b"k", pending=True)])
+    assert state_of(store, chased) == "pending"
+
+
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "in a batch"])
 def test_an_id_that_collides_again_and_is_never_found_is_a_conflict(
     store, crowd, haunted, others

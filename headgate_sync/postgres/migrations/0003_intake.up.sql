@@ -157,6 +157,7 @@ DECLARE
   seqs bigint[];
   breached text;
   lost text;
+  lost_before text;
   refusal text[];
   holder_id text;
   throttled boolean;
@@ -401,11 +402,12 @@ BEGIN
       GET STACKED DIAGNOSTICS breached = CONSTRAINT_NAME, lost = PG_EXCEPTION_DETAIL;
       lost := CASE WHEN breached = 'headgate_job_id' THEN substring(lost FROM '\(id\)=\((.*)\)') END;
       vain := vain + 1;
-      IF lost IS NOT NULL AND vain > 1 THEN
+      IF lost = lost_before THEN
         RETURN ARRAY['id_conflict', lost];
       ELSIF vain > max_vain THEN
         RETURN ARRAY['unsettled'];
       END IF;
+      lost_before := coalesce(lost, lost_before);
     END;
   END LOOP;
 END $$;
