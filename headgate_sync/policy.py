@@ -297,7 +297,9 @@ class Budget:
         current = self.at(now_ms)
         if paused:
             return evolve(current, units=min(current.units, 0), refilled_at_ms=NEVER_MS)
-        return evolve(current, refilled_at_ms=now_ms)
+        if current.refilled_at_ms == NEVER_MS:
+            return evolve(current, refilled_at_ms=now_ms)
+        return current
 
 
 # Ceilings

@@ -425,6 +425,29 @@ def test_a_clock_that_steps_back_takes_and_gives_nothing(store, clock: Clock):
     assert len(admit(store)) == 1
 
 
+def test_a_limit_set_while_the_clock_is_back_fills_nothing_twice(store, clock: Clock):
+    rate_class(store, "c", "5/1000", 5)
+    fill_class(store, 20)
+    assert len(admit(store)) == 5
+    clock.advance_ms(-5000)
+    rate_class(store, "c", "5/1000", 5)
+    clock.advance_ms(5000)
+    assert len(admit(store)) == 0
+    clock.advance_ms(200)
+    assert len(admit(store)) == 1
+
+
+def test_a_pause_lifted_while_the_clock_is_back_refills_from_then(store, clock: Clock):
+    rate_class(store, "c", "5/1000", 5)
+    fill_class(store, 20)
+    assert len(admit(store)) == 5
+    clock.advance_ms(-5000)
+    rate_class(store, "c", "5/1000", 5, paused=True)
+    rate_class(store, "c", "5/1000", 5)
+    clock.advance_ms(200)
+    assert len(admit(store)) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -114,7 +114,8 @@ BEGIN
   UPDATE {schema}.headgate_budget AS budget
   SET units = {schema}.headgate_units_at(
       budget.units, budget.limit_tokens, budget.window_ms, budget.burst, budget.refilled_at_ms, v_now),
-    refilled_at_ms = v_at
+    -- A time that a clock stepped back over was counted; counted again it would fill what is spent.
+    refilled_at_ms = CASE WHEN budget.refilled_at_ms = p_never_ms THEN v_at ELSE greatest(budget.refilled_at_ms, v_at) END
   WHERE budget.rate_class = p_name;
   UPDATE {schema}.headgate_budget AS budget
   SET limit_tokens = given.limit_tokens, window_ms = given.window_ms, burst = given.burst,
