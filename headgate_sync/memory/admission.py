@@ -280,6 +280,8 @@ class Call:
         self.refused: Counter[str] = Counter()
         self.sent_away: Counter[tuple[str, str]] = Counter()
         self.displaced: Counter[Partition] = Counter()
+        # Ceilings of queues and classes under which nobody is left to displace.
+        self.settled: set[str] = set()
 
     def run(self) -> AdmissionBatch:
         """Decide until the capacity is used or no candidate is left."""
@@ -340,7 +342,7 @@ class Call:
         """Whether the whole queue waits for a ceiling."""
         return any(
             ceiling.scope is Scope.QUEUE
-            and ceiling.on_saturated is OnSaturated.QUEUE
+            and self._on_saturated(ceiling) is OnSaturated.QUEUE
             and ceiling.queue == queue.name
             and queue.inflight >= ceiling.max_concurrent
             for ceiling in self.gate.ceilings.values()
@@ -363,7 +365,7 @@ class Call:
         Slots of its partition that were freed in this call can be left out of account.
         """
         return bool(self.gate.ceilings) and any(
-            ceiling.on_saturated is OnSaturated.QUEUE
+            self._on_saturated(ceiling) is OnSaturated.QUEUE
             and (not scopes or ceiling.scope in scopes)
             for ceiling in self._full_ceilings(lane, freed)
         )
@@ -456,12 +458,10 @@ class Call:
             self._close_class(job.rate_class, waits)
             return False
         action = self._action(job.lane)
-        if action is OnSaturated.QUEUE:
+        if action is OnSaturated.QUEUE or (
+            action is OnSaturated.CANCEL_RUNNING and not self._displace(job.lane)
+        ):
             runner.closed = runner.full = self.blocked = True
-            self.refused[CONCURRENCY_LIMIT] += 1
-            return False
-        if action is OnSaturated.CANCEL_RUNNING and not self._displace(job.lane):
-            runner.closed = True
             self.refused[CONCURRENCY_LIMIT] += 1
             return False
         if action in _ENDS:
@@ -541,13 +541,22 @@ class Call:
         """What the strongest full ceiling asks for."""
         if not self.gate.ceilings:
             return None
-        asked = [ceiling.on_saturated for ceiling in self._full_ceilings(lane)]
+        asked = [self._on_saturated(ceiling) for ceiling in self._full_ceilings(lane)]
         return max(asked, key=lambda action: action.strength, default=None)
 
+    def _on_saturated(self, ceiling: Ceiling) -> OnSaturated:
+        """The strategy of a ceiling; jobs wait where nobody is left to displace."""
+        if ceiling.name in self.settled:
+            return OnSaturated.QUEUE
+        return ceiling.on_saturated
+
     def _displace(self, lane: Lane) -> bool:
-        """Cancel the oldest running job under each full ceiling, or none at all."""
+        """Cancel the oldest running job under each full ceiling, or none at all.
+
+        The narrowest first: who leaves it makes room under the wider ones as well.
+        """
         victims: list[Job] = []
-        for ceiling in self._full_ceilings(lane):
+        for ceiling in sorted(self._full_ceilings(lane), key=_breadth):
             under = [
                 job
                 for job in self.rows.leases.jobs()
@@ -563,6 +572,8 @@ class Call:
                 default=None,
             )
             if oldest is None:
+                if ceiling.scope is not Scope.PARTITION and not relieved:
+                    self.settled.add(ceiling.name)
                 return False
             victims.append(oldest)
         for job in victims:
@@ -612,6 +623,11 @@ class Call:
                 if any(not self._is_barred(lane) for lane in group):
                     soonest = open_at_ms
         return None if soonest is None else max(0, soonest - self.now_ms)
+
+
+def _breadth(ceiling: Ceiling) -> tuple[int, int]:
+    """The order in which victims are sought."""
+    return list(Scope).index(ceiling.scope), ceiling.max_concurrent
 
 
 def _counts(ceiling: Ceiling, lane: Lane, job: Job) -> bool:

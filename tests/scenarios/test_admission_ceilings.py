@@ -410,6 +410,62 @@ def test_two_ceilings_that_one_victim_does_not_relieve_take_two(store, clock: Cl
     assert [state_of(store, f"{name}-1") for name in "AB"] == ["cancelled"] * 2
 
 
+def test_the_narrowest_ceiling_chooses_the_victim(store, clock: Clock):
+    """Whoever leaves the partition leaves its class as well, so that one is enough."""
+    ceiling(
+        store,
+        2,
+        "cancel_running",
+        name="class",
+        queue="",
+        scope="class",
+        rate_class="c",
+    )
+    ceiling(store, 1, "cancel_running", name="partition")
+    for name in "AB":
+        fill(store, name, 1, rate_class="c")
+        assert ids(admit(store)) == [f"{name}-1"]
+        clock.advance_ms(1)
+    fill(store, "new", 1, partition_key="B", rate_class="c")
+    assert ids(admit(store)) == ["new-1"]
+    found = [str(state_of(store, f"{name}-1")) for name in "AB"]
+    assert found == ["running", "cancelled"]
+
+
+def test_the_lowest_of_two_alike_chooses_the_victim(store, clock: Clock):
+    """So that it does not matter which of them was made first."""
+    for name in "AB":
+        fill(store, name, 1, partition_key="p")
+        assert ids(admit(store)) == [f"{name}-1"]
+        clock.advance_ms(1)
+    ceiling(store, 2, "cancel_running", name="a")
+    ceiling(store, 1, "cancel_running", name="b")
+    fill(store, "new", 1, partition_key="p")
+    assert ids(admit(store)) == ["new-1"]
+    found = [str(state_of(store, f"{name}-1")) for name in "AB"]
+    assert found == ["cancelled", "running"]
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        {"queue": "", "scope": "class", "rate_class": "c"},
+        {"queue": "qa", "scope": "queue"},
+    ],
+)
+def test_who_finds_nobody_to_displace_hides_no_other_work(store, counted):
+    """The class, or the queue, has more waiting partitions than a call looks at."""
+    ceiling(store, 1, "cancel_running", **counted)
+    for n in range(100):
+        fill(store, f"p{n:03}", 1, queue="qa", rate_class="c")
+    fill(store, "z", 1, queue="qb" if counted["queue"] else "qa")
+    asked = {"capacity": 10, "quantum": 0, "queues": ("qa", "qb")}
+    batch = admit(store, **asked)
+    assert ids(batch) == ["p000-1", "z-1"]
+    # What waits behind a settled ceiling is not looked at lane by lane.
+    assert batch.refused["concurrency_limit"] < 100
+
+
 def test_full_partitions_do_not_hide_an_open_one(store):
     ceiling(store, 1, "queue")
     partitions = 300

@@ -108,6 +108,7 @@ DECLARE
 
   v_held text[] := ARRAY[]::text[];
   v_skip text[] := ARRAY[]::text[];
+  v_settled text[] := ARRAY[]::text[];
   v_wanted text[];
   v_locked text[];
   v_first_lock boolean := true;
@@ -284,6 +285,7 @@ BEGIN
   q_part_cap := q_cap;
 
   IF v_has_ceilings THEN
+    -- In the order in which victims are sought: who leaves a partition makes room in its queue and class as well.
     SELECT array_agg(ceiling.scope), array_agg(ceiling.place), array_agg(ceiling.max_concurrent),
       array_agg(ceiling.action), array_agg(0), count(*)
     INTO e_scope, e_queue, e_max, e_action, e_class, ne
@@ -298,6 +300,7 @@ BEGIN
         WHERE ceiling.queue = wanted.queue
         OFFSET 0
       ) AS known
+      ORDER BY known.scope, known.max_concurrent
     ) AS ceiling;
   END IF;
 
@@ -676,6 +679,7 @@ BEGIN
               ELSE 4 END AS action
           FROM {schema}.headgate_ceiling AS known
           WHERE known.queue = '' AND known.rate_class = ANY (v_locked)
+          ORDER BY known.max_concurrent
         ) AS ceiling;
         IF v_any OR cardinality(v_locked) < cardinality(v_wanted) THEN
           CONTINUE main;
@@ -1074,23 +1078,34 @@ BEGIN
                   WHEN 'partition' THEN p_inflight[pi] + p_taken[pi] - coalesce(p_sent[pi], 0) - coalesce(p_relieved[pi], 0)
                   WHEN 'queue' THEN q_inflight[qi] + q_decided[qi] - coalesce(q_sent[qi], 0) - coalesce(q_relieved[qi], 0)
                   ELSE k_inflight[ki] + k_claimed[ki] - coalesce(k_relieved[ki], 0) END;
-                v_occupied := v_occupied - (
+                v_count := (
                   SELECT count(*)
                   FROM {schema}.headgate_job AS job
                   WHERE job.seq = ANY (v_victims)
                     AND (e_scope[j] = 'class' OR job.queue = q_name[qi])
                     AND (e_scope[j] <> 'partition' OR job.partition_key = p_key[pi])
                     AND (e_scope[j] <> 'class' OR job.rate_class = k_name[ki]));
-                IF v_occupied >= e_max[j] THEN
-                  v_victims := v_victims || {schema}.headgate_oldest_running(
-                    e_scope[j], q_name[qi], p_key[pi], CASE WHEN ki > 0 THEN k_name[ki] END, v_victims);
+                CONTINUE WHEN v_occupied - v_count < e_max[j];
+                v_victims := v_victims || {schema}.headgate_oldest_running(
+                  e_scope[j], q_name[qi], p_key[pi], CASE WHEN ki > 0 THEN k_name[ki] END, v_victims);
+                CONTINUE WHEN v_victims[cardinality(v_victims)] IS NOT NULL;
+                IF v_count = 0 AND e_scope[j] <> 'partition' THEN
+                  -- Nobody is left to displace under it: from now on it lets jobs wait, and hides nothing behind them.
+                  e_action[j] := 4;
+                  IF e_scope[j] = 'class' THEN
+                    v_settled := v_settled || k_name[ki];
+                  ELSE
+                    q_cap[qi] := least(q_cap[qi], e_max[j]);
+                  END IF;
                 END IF;
-                EXIT WHEN v_victims[cardinality(v_victims)] IS NULL AND cardinality(v_victims) > 0;
+                EXIT;
               END LOOP;
               IF v_victims[cardinality(v_victims)] IS NULL THEN
                 c_done[i] := false;
                 l_used[li] := l_used[li] - 1;
                 l_closed[li] := true;
+                l_full[li] := true;
+                v_blocked := true;
                 facts.refused_concurrency_limit := facts.refused_concurrency_limit + 1;
                 CONTINUE deciding;
               END IF;
@@ -1177,7 +1192,7 @@ BEGIN
       v_blocked := false;
       v_draws := v_draws + 1;
       v_reading := true;
-      v_skip := v_held;
+      v_skip := v_held || v_settled;
       q_need := ARRAY (
         SELECT CASE
           WHEN q_inflight[wanted.place] + q_decided[wanted.place] - coalesce(q_sent[wanted.place], 0)
