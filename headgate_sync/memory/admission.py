@@ -491,6 +491,7 @@ class Call:
             runner.closed = True
             return False
         self.passed += 1
+        self.blocked = True  # what it hid may stand behind the window
         self.rows.hold(job, reason)
         self.refused[QUARANTINE if reason == HOLD_QUARANTINE else RATE_CLASS] += 1
         return True

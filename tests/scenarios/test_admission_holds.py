@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headgate_sync.lifecycle import Outcome
 from tests.backends import Backend, Clock
 from tests.builders import claim_one, crash_until_quarantined, enqueue, state_of, steer
-from tests.scenarios.gate import admit, fill, ids, served
+from tests.scenarios.gate import admit, fill, ids, rate_class, served
 
 
 def quarantine(store, clock: Clock, fingerprint: str) -> None:
@@ -44,6 +46,19 @@ def test_more_heads_than_a_call_passes_over_are_got_rid_of_in_several(
     fill(store, "good", 1, partition_key="p", scheduled_at_ms=9)
     quarantine(store, clock, "fp")
     assert [ids(admit(store)) for _ in range(3)] == [[], [], ["good-1"]]
+
+
+@pytest.mark.parametrize(
+    "held", [{"fingerprint": "fp"}, {"rate_class": "c", "weight": 6}]
+)
+def test_partitions_of_jobs_that_cannot_pass_hide_no_other(store, clock: Clock, held):
+    """They are more than a call of this capacity looks at."""
+    rate_class(store, "c", "1/1000", 5)
+    for n in range(30):
+        fill(store, f"p{n:02}", 1, **held)
+    fill(store, "z", 1)
+    quarantine(store, clock, "fp")
+    assert ids(admit(store, 1, quantum=0)) == ["z-1"]
 
 
 def test_a_release_makes_held_jobs_admissible_at_once(store, clock: Clock):

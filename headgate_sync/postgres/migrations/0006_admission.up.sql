@@ -1013,6 +1013,7 @@ BEGIN
             CONTINUE deciding;
           END IF;
           v_passed := v_passed || c_seq[i];
+          v_blocked := true;
           c_done[i] := true;
           l_used[li] := l_used[li] + 1;
           IF w < 0 THEN
@@ -1188,7 +1189,7 @@ BEGIN
       CONTINUE main;
     END IF;
     IF v_blocked AND v_draws < p_window_draws THEN
-      -- Newly closed classes and full lanes must not hide what is behind them.
+      -- Newly closed classes, full lanes and jobs that cannot pass must not hide what is behind them.
       v_blocked := false;
       v_draws := v_draws + 1;
       v_reading := true;
