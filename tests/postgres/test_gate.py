@@ -195,6 +195,41 @@ def test_a_locked_candidate_costs_its_class_nothing(store, postgres, other):
     assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
 
 
+@pytest.mark.parametrize("policy", ["none", "a ceiling", "a class"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_locked_heads_hold_up_nothing_behind_them(
+    store, postgres, other, policy, apart
+):
+    """Whoever replaces a job in a long transaction holds up no small admission."""
+    if policy == "a ceiling":
+        ceiling(store, 1, "discard", scope="queue")
+    if policy == "a class":
+        rate_class(store, "c", "0/1000", 2)
+    fields = {"rate_class": "c"} if policy == "a class" else {}
+    for n in range(1, 6):
+        fill(store, f"job{n}", 1, partition_key=f"p{n * apart}", **fields)
+    other.execute(
+        "SELECT FROM headgate.headgate_job WHERE id < 'job4' FOR UPDATE"
+    ).fetchall()
+    batch = admit(store, 1, quantum=0)
+    assert ids(batch) == ["job4-1"]
+    assert postgres.snapshot().queues["q"][2] == 1
+    other.rollback()
+    ack_all(store, batch)
+    assert ids(admit(store, 1, quantum=0)) == ["job1-1"]
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
+
+
+def test_a_queue_of_which_all_is_locked_loses_nothing(store, postgres, other):
+    fill(store, "job", 40)
+    other.execute("SELECT FROM headgate.headgate_job FOR UPDATE").fetchall()
+    assert ids(admit(store, 1, quantum=0)) == []
+    assert inflight(postgres, "job") == 0
+    other.rollback()
+    assert len(admit(store, 100)) == 40
+    assert sum(store.maintenance.gate_reconcile(100) for _ in range(3)) == 0
+
+
 def test_lanes_that_share_a_key_by_accident_do_not_mix(store, postgres):
     """The key is a hash; the four names decide."""
     fill(store, "A", 2)

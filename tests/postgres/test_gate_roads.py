@@ -11,7 +11,7 @@ import pytest
 
 from headgate_sync.policy import LEDGER_LAG
 from tests.backends import PostgresBackend
-from tests.builders import steer
+from tests.builders import state_of, steer
 from tests.postgres.visits import admit_rows, undone
 from tests.postgres.watching import wait_until_blocked
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class, tokens
@@ -230,23 +230,43 @@ def test_a_class_that_is_held_for_a_moment_is_waited_for(store, other, has_exit)
     assert {"a-1", "a-2"} <= {row["id"] for row in claims}
 
 
-def test_a_lane_parked_for_a_claim_that_was_lost_is_found_again(store, other):
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_lane_parked_for_a_claim_that_was_lost_is_found_again(store, other, others):
+    capacity = 2 + others
     ceiling(store, 2, "queue", scope="partition")
     rate_class(store, "d", "0/1000", 5)
     fill(store, "spent", 1, partition_key="o", rate_class="d", weight=4)
     fill(store, "first", 1, partition_key="p")
     running = admit(store, 2)
     assert len(running.claims) == 2
-    for n in range(1, 18):  # a window of a request for two holds 18 lanes
+    fill(store, "free", others)
+    for n in range(1, 18 - others):  # a window of this request holds 18 lanes
         fill(store, f"a{n:02}", 1, rate_class="d", weight=2)
     fill(store, "p", 1, priority=9)
     fill(store, "last", 1, partition_key="p", rate_class="c")
     other.execute("SELECT FROM headgate.headgate_job WHERE id = 'p-1' FOR UPDATE")
-    assert ids(admit(store, 2)) == []
+    first = admit(store, capacity)
+    assert ids(first) == (["free-1"] if others else ["last-1"])
     other.rollback()
-    steer(store).operator_cancel("p-1")
     ack_all(store, running)
-    assert ids(admit(store, 2)) == ["last-1"]
+    steer(store).operator_cancel("p-1")
+    assert ids(admit(store, capacity)) == (["last-1"] if others else [])
+
+
+@pytest.mark.parametrize("capacity", [2, 3])
+def test_a_class_closed_for_a_claim_that_was_lost_is_open(store, other, capacity):
+    """What the lost claim had taken is there for the next job, and nothing refills."""
+    rate_class(store, "c", "0/1000", 1)
+    fill(store, "job", 2, rate_class="c")
+    if capacity == 3:
+        fill(store, "free", 1)
+    other.execute("SELECT FROM headgate.headgate_job WHERE id = 'job-1' FOR UPDATE")
+    admit(store, capacity)
+    other.rollback()
+    steer(store).operator_cancel("job-1")
+    admit(store, capacity)
+    assert tokens(store, "c") == 0
+    assert str(state_of(store, "job-2")) == "running"
 
 
 def test_an_admission_ends_where_the_lanes_of_many_groups_are_full(store, other):

@@ -72,7 +72,7 @@ $$;
 -- Arguments: those of headgate_admit; then what it has found: the unpaused queues with what their rows say, and how many
 --            jobs left them (null for none); whether a group is closed; in how many of all queues the worker is known as
 --            asleep; whether any fingerprint is in quarantine, any job tagged, any queue under a ceiling of its own; what
---            was folded, and before which transaction that is all; the time.
+--            was folded, and before which transaction that is all; the time; jobs that others hold locked, by seq.
 -- Rows:      headgate_admission.
 -- Locks:     rate classes of the window and of what was folded; job rows with SKIP LOCKED.
 --
@@ -86,7 +86,8 @@ CREATE FUNCTION {schema}.headgate_admit_under_policies(
   p_fold_max integer, p_hold_max integer, p_lock_wait_ms integer, p_busy_ms integer,
   q_name text[], q_weight bigint[], q_dispatch bigint[], q_round bigint[], q_inflight bigint[], q_freed bigint[],
   v_has_closed boolean, v_asleep integer, v_has_quarantine boolean, v_has_tags boolean, v_has_ceilings boolean,
-  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint)
+  v_taken integer, v_horizon xid8, v_freed_class text[], v_freed_n bigint[], v_now bigint,
+  p_left_out bigint[])
   RETURNS SETOF {schema}.headgate_admission
   LANGUAGE plpgsql VOLATILE
   AS $$
@@ -94,6 +95,7 @@ DECLARE
   facts {schema}.headgate_admission;
   turned {schema}.headgate_admission;
   nq integer := coalesce(cardinality(q_name), 0);
+  q_stored bigint[] := q_inflight;
   q_decided integer[];
   q_sent integer[];
   q_relieved integer[];
@@ -112,7 +114,8 @@ DECLARE
   v_wanted text[];
   v_locked text[];
   v_first_lock boolean := true;
-  v_patient boolean := true;
+  -- Who decides again may hold classes, and must not wait for others.
+  v_patient boolean := cardinality(p_left_out) = 0;
 
   v_window integer;
   v_draws integer := 1;
@@ -1007,7 +1010,11 @@ BEGIN
             v_oversize := v_oversize OR w > b_burst[j];
           END LOOP;
         END IF;
-        IF w < 0 OR v_oversize THEN
+        IF c_seq[i] = ANY (p_left_out) THEN
+          v_blocked := true;
+          c_done[i] := true;
+          l_used[li] := l_used[li] + 1;
+        ELSIF w < 0 OR v_oversize THEN
           IF cardinality(v_passed) >= p_hold_max THEN
             l_closed[li] := true;
             CONTINUE deciding;
@@ -1300,9 +1307,32 @@ BEGIN
             b_units[j] := b_units[j] + d_charge[i] * b_window[j];
             b_spent[j] := b_spent[j] - d_charge[i] * b_window[j];
           END LOOP;
+          IF k_closed[ki] THEN
+            -- It was closed for want of tokens that are back: like after a refund, the next look decides anew.
+            UPDATE {schema}.headgate_lane_group AS lane_group
+            SET open = true, open_at_ms = NULL
+            WHERE lane_group.queue = ANY (q_name) AND lane_group.rate_class = k_name[ki] AND NOT lane_group.open;
+          END IF;
         END IF;
       END IF;
     END LOOP;
+  END IF;
+  IF v_count = 0 AND nd > 0 AND cardinality(p_left_out) < p_window_draws THEN
+    -- All of it is in the hands of others, who must not hold up what is behind. The slots freed in classes whose rows are
+    -- busy have been announced anew. A lane may have been parked for a claim that was lost.
+    PERFORM {schema}.headgate_unpark(array_agg(q_name[p_queue[part.nth]]), array_agg(p_key[part.nth]))
+    FROM unnest(p_queue) WITH ORDINALITY AS part (place, nth)
+    WHERE p_inflight[part.nth] < q_part_cap[part.place];
+    RETURN QUERY
+    SELECT again.*
+    FROM {schema}.headgate_admit_under_policies(
+      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
+      p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch, q_round,
+      q_stored, q_freed, v_has_closed, v_asleep, v_has_quarantine, v_has_tags, v_has_ceilings, v_taken, v_horizon,
+      ARRAY (SELECT freed.name FROM unnest(v_freed_class, v_freed_n) AS freed (name, n) WHERE freed.name = ANY (k_name)),
+      ARRAY (SELECT freed.n FROM unnest(v_freed_class, v_freed_n) AS freed (name, n) WHERE freed.name = ANY (k_name)),
+      v_now, p_left_out || d_seq) AS again;
+    RETURN;
   END IF;
 
   -- Accounting. A lane is laid to rest only by a look that found it empty after everything announced was folded; rows
@@ -1553,6 +1583,7 @@ DECLARE
   v_classes text[];
   v_locked text[];
   v_charged text[];
+  v_left_out bigint[] := ARRAY[]::bigint[];
   v_rested text[];
   v_empty text[];
   nd integer := 0;
@@ -1938,19 +1969,7 @@ BEGIN
     END;
   END IF;
 
-  IF NOT v_plain THEN
-    RETURN QUERY
-    SELECT whole.*
-    FROM {schema}.headgate_admit_under_policies(
-      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
-      p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
-      q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
-      first.has_tags IS TRUE, v_has_ceilings, v_taken, v_horizon, coalesce(v_freed_class, ARRAY[]::text[]),
-      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now) AS whole;
-    RETURN;
-  END IF;
-
-  IF np > 0 THEN
+  IF v_plain AND np > 0 THEN
     RETURN QUERY
     UPDATE {schema}.headgate_job AS job
     SET state = 'running', lease_id = p_lease_id, lease_expires_at_ms = v_now + p_lease_ms, claimed_by = p_worker,
@@ -1984,6 +2003,26 @@ BEGIN
       job.charge_weight;
     GET DIAGNOSTICS v_claims = ROW_COUNT;
     nd := cardinality(drawn.lanes);
+    IF v_claims = 0 AND nd > 0 THEN
+      -- All of them are in the hands of others, who must not hold up what is behind.
+      v_plain := false;
+      v_left_out := drawn.seqs;
+    END IF;
+  END IF;
+
+  IF NOT v_plain THEN
+    RETURN QUERY
+    SELECT whole.*
+    FROM {schema}.headgate_admit_under_policies(
+      p_worker, p_lease_id, p_queues, p_capacity, p_lease_ms, p_quantum, p_window_max, p_window_spare, p_window_draws,
+      p_deficit_cap, p_ledger_lag, p_fold_max, p_hold_max, p_lock_wait_ms, p_busy_ms, q_name, q_weight, q_dispatch,
+      q_round, q_inflight, q_freed, v_closed_until IS NOT NULL, v_asleep, first.has_quarantine IS TRUE,
+      first.has_tags IS TRUE, v_has_ceilings, v_taken, v_horizon, coalesce(v_freed_class, ARRAY[]::text[]),
+      coalesce(v_freed_n, ARRAY[]::bigint[]), v_now, v_left_out) AS whole;
+    RETURN;
+  END IF;
+
+  IF np > 0 THEN
     IF v_claims < nd THEN
       -- Rows that changed after they were read are left to a later call.
       SELECT coalesce(array_agg(picked.lane ORDER BY picked.place), ARRAY[]::integer[]),
