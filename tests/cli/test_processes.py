@@ -139,6 +139,25 @@ def test_a_missing_extra_is_named_in_one_line(command, missing, extra, environme
     assert f"headgate_sync[{extra}]" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [["headgate_sync", "stats"], ["headgate_sync.worker", "jobs:hg"]]
+)
+def test_a_machine_without_libpq_is_told_so_in_one_line(command, environment, tmp_path):
+    (tmp_path / "jobs.py").write_text(
+        "from headgate_sync import Headgate\nhg = Headgate.from_env()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={**environment, "PSYCOPG_IMPL": "absent"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "headgate_sync[binary]" in done.stderr
+
+
 def test_help_loads_neither_the_driver_nor_the_server():
     program = (
         "import sys; from headgate_sync.cli.main import headgate;"
