@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 _NEEDED = ("click", "rich")
@@ -22,7 +23,14 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    headgate.main(argv, prog_name="headgate")
+    if sys.stdout is None:  # it was started with a closed one
+        sys.stdout = io.StringIO()
+    try:
+        headgate.main(argv, prog_name="headgate")
+    except OSError as error:  # the output cannot be written: a disk is full
+        print(f"headgate: {error}", file=sys.stderr)
+        sys.stdout = sys.stderr  # nobody tries to write the rest at the exit
+        return 1
     return 0
 
 

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -156,6 +157,33 @@ def test_a_machine_without_libpq_is_told_so_in_one_line(command, environment, tm
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "headgate_sync[binary]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "queue ls", "migrate list", "-o table stats"]
+)
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(pg, words, buffered, environment):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words.split()],
+            env={**environment, "PYTHONUNBUFFERED": buffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "queue ls", "-o table stats"])
+def test_a_closed_output_is_no_fault(pg, words, environment):
+    command = f"exec {sys.executable} -m headgate_sync {words} >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment, stderr=subprocess.PIPE, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_loads_neither_the_driver_nor_the_server():
