@@ -17,7 +17,8 @@ from headgate_sync.cli.values import DURATION
 def dash(session: Session, every: int) -> None:
     """Show queues and workers on this terminal, as they change.
 
-    Keys: p pauses or resumes the queue under the cursor, r looks at once, q quits.
+    Keys: p pauses or resumes the queue under the cursor, r looks at once, q or Ctrl-C
+    quits.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Failed("dash needs a terminal", USAGE)

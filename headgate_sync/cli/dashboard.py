@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 from typing import Any, ClassVar
 
@@ -37,6 +39,8 @@ class Dashboard(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
+        # Textual only tells how to quit; the screen would take the key for a copy.
+        Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("p", "pause", "Pause or resume the queue"),
         Binding("r", "look", "Look now"),
     ]
@@ -57,6 +61,8 @@ class Dashboard(App[None]):
 
     def on_mount(self) -> None:
         """Name the columns, and look for the first time."""
+        # Ended by the signal itself, the process would leave the terminal as it is.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self._table("queues").add_columns(*_QUEUES)
         self._table("workers").add_columns(*WORKERS)
         self._table("queues").focus()

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import pty
+import select
+import signal
+import sys
+import time
 from typing import Any
 
+import pytest
 from textual.widgets import DataTable, Static
 
 from headgate_sync.cli.dashboard import Dashboard
@@ -14,7 +22,7 @@ from headgate_sync.memory.store import MemStore
 from headgate_sync.workers import WorkerMeta
 from tests.builders import envelope
 from tests.cli.conftest import invoke
-from tests.cli.test_processes import on_terminal
+from tests.cli.test_processes import COMMAND, on_terminal
 from tests.cli.test_text import HOSTILE
 
 NEVER_MS = 3_600_000
@@ -91,6 +99,31 @@ def test_it_needs_a_terminal(clean):
 def test_on_a_terminal_it_ends_with_its_key(pg, environment):
     code, shown = on_terminal(["dash"], b"q", environment)
     assert (code, "unfinished" in shown) == (0, True)
+
+
+@pytest.mark.parametrize("by", ["the key", "the signal"])
+def test_ctrl_c_and_sigterm_end_it_and_give_the_terminal_back(by, pg, environment):
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*COMMAND, "dash"], environment)
+    shown = b""
+    told = None
+    late = time.monotonic() + 30
+    with contextlib.suppress(OSError):  # the other end is closed
+        while select.select([screen], [], [], 10)[0]:
+            shown += os.read(screen, 65_536)
+            if told is None and b"unfinished" in shown:
+                told = by
+                if by == "the key":
+                    os.write(screen, b"\x03")
+                else:
+                    os.kill(pid, signal.SIGTERM)
+            if time.monotonic() > late:
+                os.kill(pid, signal.SIGKILL)
+                break
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(screen)
+    assert (code, b"\x1b[?1049l" in shown) == (0, True)
 
 
 def test_without_its_extra_it_says_so_and_help_goes_on(environment):
