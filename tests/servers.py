@@ -31,9 +31,10 @@ from headgate_sync.embedded.binaries import BINARIES_VARIABLE
 from headgate_sync.errors import ConfigurationError
 
 # Fast and unsafe: the data of a session are thrown away, whatever happens. Nothing is
-# analysed behind a test's back: plans follow from what the test itself did.
+# vacuumed or analysed behind a test's back: plans, and the blocks that a call reads,
+# follow from what the test itself did.
 SESSION_SETTINGS = {
-    "autovacuum_analyze_threshold": str(2**31 - 1),
+    "autovacuum": "off",
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
