@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 
 _NEEDED = ("click", "rich")
+# What a write says when there is no room, or when the disk fails.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = io.StringIO()
     try:
         headgate.main(argv, prog_name="headgate")
-    except OSError as error:  # the output cannot be written: a disk is full
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
         print(f"headgate: {error}", file=sys.stderr)
         sys.stdout = sys.stderr  # nobody tries to write the rest at the exit
         return 1

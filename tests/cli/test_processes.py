@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate_sync.__main__ import main
 from headgate_sync.operations import BulkRequest
 from tests.builders import envelope
 
@@ -175,6 +177,15 @@ def test_output_that_cannot_be_written_is_one_line(pg, words, buffered, environm
         )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "No space left" in done.stderr
+
+
+def test_a_fault_of_the_system_that_is_none_of_the_output_keeps_its_trace(monkeypatch):
+    def denied(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr("headgate_sync.cli.main.headgate.main", denied)
+    with pytest.raises(PermissionError):
+        main([])
 
 
 @pytest.mark.parametrize("words", ["--help", "queue ls", "-o table stats"])
