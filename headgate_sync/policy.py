@@ -313,6 +313,9 @@ class Scope(StrEnum):
     CLASS = "class"
 
 
+_BREADTH = {Scope.PARTITION: 1, Scope.QUEUE: 2, Scope.CLASS: 3}
+
+
 class OnSaturated(StrEnum):
     """What happens to a job that meets a full ceiling."""
 
@@ -398,6 +401,14 @@ class Ceiling:
     def key(self) -> tuple[Scope, str, str]:
         """What it counts; this never changes under one name."""
         return self.scope, self.queue, self.rate_class
+
+    @property
+    def breadth(self) -> tuple[int, int]:
+        """The order in which several full ones seek whom to displace, narrowest first.
+
+        Whoever leaves a partition makes room in its queue and class as well.
+        """
+        return _BREADTH[self.scope], self.max_concurrent
 
 
 # Polling

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, merge
+from operator import attrgetter
 from typing import Any
 
 from headgate_sync.lease import (
@@ -552,12 +553,9 @@ class Call:
         return ceiling.on_saturated
 
     def _displace(self, lane: Lane) -> bool:
-        """Cancel the oldest running job under each full ceiling, or none at all.
-
-        The narrowest first: who leaves it makes room under the wider ones as well.
-        """
+        """Cancel the oldest running job under each full ceiling, or none at all."""
         victims: list[Job] = []
-        for ceiling in sorted(self._full_ceilings(lane), key=_breadth):
+        for ceiling in sorted(self._full_ceilings(lane), key=attrgetter("breadth")):
             under = [
                 job
                 for job in self.rows.leases.jobs()
@@ -624,11 +622,6 @@ class Call:
                 if any(not self._is_barred(lane) for lane in group):
                     soonest = open_at_ms
         return None if soonest is None else max(0, soonest - self.now_ms)
-
-
-def _breadth(ceiling: Ceiling) -> tuple[int, int]:
-    """The order in which victims are sought."""
-    return list(Scope).index(ceiling.scope), ceiling.max_concurrent
 
 
 def _counts(ceiling: Ceiling, lane: Lane, job: Job) -> bool:
