@@ -611,6 +611,17 @@ def test_a_ceiling_shows_how_full_it_is(console, store):
     assert "1 of 3 partitions full" in text
 
 
+def test_a_page_of_queues_shows_fifty_and_leads_to_the_next(console, store):
+    store.enqueue([envelope(f"{n:03}", queue=f"q{n:03}") for n in range(60)])
+    first = look(console, "/queues")
+    [onward] = [link for link in first.links if "cursor=" in link]
+    seen = [
+        set(re.findall(r"q\d{3}", page.text)) for page in (first, look(console, onward))
+    ]
+    assert [len(names) for names in seen] == [50, 10]
+    assert not seen[0] & seen[1]
+
+
 def test_of_very_many_queues_the_workers_page_shows_those_without_a_worker_first(
     console, store
 ):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -370,40 +371,46 @@ def unlucky(admin) -> Iterator[int]:
     admin.execute("DELETE FROM headgate.headgate_job WHERE id = 'u'")
 
 
+@contextmanager
+def after_insert(admin, id: str, body: str) -> Iterator[None]:
+    """Let the server do this after each insert of a job of that id."""
+    admin.execute(
+        "CREATE FUNCTION headgate.haunt() RETURNS trigger LANGUAGE plpgsql"
+        f" AS $$ BEGIN {body} END $$;"
+        "CREATE TRIGGER haunt AFTER INSERT ON headgate.headgate_job FOR EACH ROW"
+        f" WHEN (NEW.id = '{id}') EXECUTE FUNCTION headgate.haunt()"
+    )
+    yield
+    admin.execute("DROP TRIGGER haunt ON headgate.headgate_job")
+    admin.execute("DROP FUNCTION headgate.haunt()")
+
+
+_ID_IS_TAKEN = (
+    "RAISE unique_violation USING CONSTRAINT = 'headgate_job_id',"
+    " DETAIL = format('Key (id)=(%s) already exists.', NEW.id);"
+)
+
+
 @pytest.fixture
 def haunted(admin) -> Iterator[str]:
     """An id that is taken for whoever inserts it, and free for whoever looks."""
     id = "b (or) not"
-    admin.execute(
-        "CREATE FUNCTION headgate.haunt() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " RAISE unique_violation USING CONSTRAINT = 'headgate_job_id',"
-        " DETAIL = format('Key (id)=(%s) already exists.', NEW.id); END $$;"
-        "CREATE TRIGGER haunt AFTER INSERT ON headgate.headgate_job FOR EACH ROW"
-        f" WHEN (NEW.id = '{id}') EXECUTE FUNCTION headgate.haunt()"
-    )
-    yield id
-    admin.execute("DROP TRIGGER haunt ON headgate.headgate_job")
-    admin.execute("DROP FUNCTION headgate.haunt()")
+    with after_insert(admin, id, _ID_IS_TAKEN):
+        yield id
 
 
 @pytest.fixture
 def chased(admin) -> Iterator[str]:
     """An id whose insert collides with a key, then with the id, and then no more."""
     id = "late"
-    admin.execute(
-        "CREATE SEQUENCE headgate.chase;"
-        "CREATE FUNCTION headgate.chase() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " CASE nextval('headgate.chase')"
+    admin.execute("CREATE SEQUENCE headgate.chase")
+    body = (
+        "CASE nextval('headgate.chase')"
         " WHEN 1 THEN RAISE unique_violation USING CONSTRAINT = 'headgate_job_unique';"
-        " WHEN 2 THEN RAISE unique_violation USING CONSTRAINT = 'headgate_job_id',"
-        " DETAIL = format('Key (id)=(%s) already exists.', NEW.id);"
-        " ELSE RETURN NULL; END CASE; END $$;"
-        "CREATE TRIGGER chase AFTER INSERT ON headgate.headgate_job FOR EACH ROW"
-        f" WHEN (NEW.id = '{id}') EXECUTE FUNCTION headgate.chase()"
+        f" WHEN 2 THEN {_ID_IS_TAKEN} ELSE RETURN NULL; END CASE;"
     )
-    yield id
-    admin.execute("DROP TRIGGER chase ON headgate.headgate_job")
-    admin.execute("DROP FUNCTION headgate.chase()")
+    with after_insert(admin, id, body):
+        yield id
     admin.execute("DROP SEQUENCE headgate.chase")
 
 
