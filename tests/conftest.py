@@ -19,7 +19,6 @@ from psycopg_pool import ConnectionPool
 
 from headgate_sync.errors import ConfigurationError
 from headgate_sync.lifecycle import TRANSITIONS
-from headgate_sync.postgres.migrate import migrate_up
 from headgate_sync.store import CAPABILITIES, Store
 from tests import testschema
 from tests.backends import SCHEMA, Backend, Clock, MemoryBackend, PostgresBackend
@@ -74,11 +73,7 @@ def server_url() -> Iterator[str]:
 def database_url(server_url: str) -> Iterator[str]:
     """The conninfo of a database whose schema `headgate` is migrated and audited."""
     with new_database(server_url) as url:
-        migrate_up(url, schema=SCHEMA)
-        with psycopg.connect(url, autocommit=True) as connection:
-            testschema.install_reset(connection, SCHEMA)
-            testschema.install_clock(connection, SCHEMA)
-            testschema.install_audit(connection, SCHEMA)
+        testschema.install(url, SCHEMA)
         yield url
 
 

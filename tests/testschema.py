@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from headgate_sync.lifecycle import TRANSITIONS, Event, State
+from headgate_sync.postgres.migrate import migrate_up
 
 BORN = (State.PENDING, State.SCHEDULED, State.AVAILABLE)
 # A relation above this size is truncated: deleting row by row would take longer.
@@ -174,6 +175,15 @@ def audit_sql(schema: str) -> sql.Composed:
         later_edges=_later_edges(),
         changed_fixed=changed,
     )
+
+
+def install(conninfo: str, schema: str) -> None:
+    """Migrate a schema and give it the reset, the clock and the audit."""
+    migrate_up(conninfo, schema=schema)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        install_reset(connection, schema)
+        install_clock(connection, schema)
+        install_audit(connection, schema)
 
 
 def install_audit(connection: psycopg.Connection[Any], schema: str) -> None:

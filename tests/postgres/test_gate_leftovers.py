@@ -1,8 +1,4 @@
-"""What admissions leave behind: a version of a policy row each at most, and no debris.
-
-A session that looks at the database for hours keeps the server from clearing up what
-others have finished; an admission may read some of it, but must not drown in it.
-"""
+"""What admissions leave behind: one version of a policy row at most, and no debris."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import pytest
 
 from headgate_sync.policy import FOLD_MAX
 from tests.builders import envelope, steer
-from tests.postgres.visits import admit_rows, undone, visit, wait_until_alone
+from tests.postgres.visits import admit_rows, undone
 from tests.scenarios.gate import ack_all, admit, ceiling, fill, ids, rate_class
 from tests.worker.rig import wait_for
 
@@ -61,57 +57,6 @@ def test_an_admission_writes_each_policy_row_once(store, postgres, other, capaci
         most = rows[name] * (2 if name == "partition" else 1)
         assert after[table] - before[table] <= most, table
     assert after["headgate_job"] - before["headgate_job"] == capacity
-
-
-def test_what_an_open_snapshot_costs_ends_with_it(store, other, admin):
-    """It keeps a dead entry of each job that was claimed, and each is passed once."""
-    fill(store, "A", 60)
-    fill(store, "B", 60)
-    ack_all(store, admit(store, 16))
-    with psycopg.connect(other.info.dsn, autocommit=True) as looker:
-        first = visit(looker).blocks
-        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        other.execute("SELECT count(*) FROM headgate.headgate_job").fetchone()
-        done = 0
-        for turn in range(10):
-            fill(store, f"A{turn}", 50, partition_key="A")
-            fill(store, f"B{turn}", 50, partition_key="B")
-            batch = admit(store, 100)
-            ack_all(store, batch)
-            done += len(batch)
-        under = visit(looker)
-        other.rollback()
-        wait_until_alone(looker)
-        for name in ("job", "inbox", *POLICY_TABLES):
-            admin.execute(f"VACUUM headgate.headgate_{name}")
-        after = visit(looker).blocks
-    assert done == 1_000
-    assert len(under.claims) == 10
-    assert under.blocks <= first + 5 * done
-    assert after <= 2.5 * first
-
-
-def test_an_open_snapshot_does_not_make_admissions_pass_what_was_served(store, other):
-    """Servings, exits and counters leave old versions behind, of which few are met."""
-    for turn in range(40):
-        for key in range(50):
-            store.enqueue([envelope(f"{turn}-{key}", partition_key=f"p{key}")])
-    while store.maintenance.gate_fold(10_000):
-        pass
-    ack_all(store, admit(store, 10, quantum=0))
-    with psycopg.connect(other.info.dsn, autocommit=True) as looker:
-        first = visit(looker, capacity=10, quantum=0).blocks
-        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        other.execute("SELECT count(*) FROM headgate.headgate_job").fetchone()
-        for _ in range(150):
-            ack_all(store, admit(store, 10, quantum=0))
-        under = visit(looker, capacity=10, quantum=0)
-    assert len(under.claims) == 10
-    assert under.blocks <= first + 350
-    # 1,510 servings, of which the bound of the lanes has passed all but the latest.
-    assert under.rows["headgate_lane_pick"] < 400
-    # Each look begins with the newest version.
-    assert under.rows["headgate_partition_pkey"] < 200
 
 
 def test_what_a_long_transaction_announces_is_heard_when_it_commits(store, other):
