@@ -86,10 +86,11 @@ def exit_status(
 class Signals:
     """Counts signals while installed, and restores the previous handlers afterwards.
 
-    SIGTERM and SIGINT stop the worker, the second of them without waiting for handlers;
-    the third ends the process at once. SIGUSR1 toggles whether work is taken, SIGUSR2
-    writes all stacks to standard error. A process that a handler forks is no worker: it
-    has the previous handlers, so that it can be ended.
+    SIGTERM, SIGINT and SIGHUP stop the worker, the second of them without waiting for
+    handlers; the third ends the process at once. A process that was started to outlive
+    its terminal ignores SIGHUP, and goes on doing so. SIGUSR1 toggles whether work is
+    taken, SIGUSR2 writes all stacks to standard error. A process that a handler forks
+    is no worker: it has the previous handlers, so that it can be ended.
     """
 
     def __init__(self, bell: Bell) -> None:
@@ -102,7 +103,13 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             logger.info("not on the main thread: signal handlers are not installed")
             return self
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        stops = [signal.SIGTERM, signal.SIGINT]
+        if (
+            hasattr(signal, "SIGHUP")
+            and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        ):
+            stops.append(signal.SIGHUP)
+        for signum in stops:
             self._previous[signum] = signal.signal(signum, self._stop)
         if hasattr(signal, "SIGUSR1"):
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._toggle)

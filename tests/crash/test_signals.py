@@ -23,7 +23,7 @@ def started(fleet: Fleet, id: str) -> None:
     fleet.wait_for(lambda: bool(fleet.runs(id)), f"{id} runs")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_idle_worker_ends_at_once(fleet: Fleet, signum: int) -> None:
     worker = fleet.start_ready()
     with timed() as passed_s:
@@ -31,6 +31,19 @@ def test_an_idle_worker_ends_at_once(fleet: Fleet, signum: int) -> None:
         assert worker.wait() == 0
         assert passed_s() < 2.0 + SLACK_S
     assert "Traceback" not in worker.said
+
+
+def test_a_worker_that_outlives_its_terminal_goes_on(fleet: Fleet) -> None:
+    """As under `nohup`, which has its command ignore the signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        worker = fleet.start_ready()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    worker.signal(signal.SIGHUP)
+    fleet.enqueue("plain", "a")
+    fleet.wait_for(lambda: fleet.state("a") == "completed", "it works on")
+    assert worker.stop() == 0
 
 
 def test_a_busy_worker_finishes_what_runs_and_takes_nothing_more(
