@@ -28,6 +28,8 @@ FOLD_MAX = 256
 # The gate's upkeep has no due row to look for, so it is looked at this often.
 UPKEEP_INTERVAL_MS = 30_000
 HOLD_MAX = 256
+MANY_CLASSES = 64
+"""Rate classes with waiting jobs in one partition beyond which upkeep warns."""
 # A worker that is silent for more of its own beats than this may be gone.
 LATE_BEATS = 3
 LOCK_WAIT_MS = 250

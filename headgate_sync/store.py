@@ -204,6 +204,19 @@ class IndexHealth:
 
 
 @frozen(kw_only=True)
+class CrowdedPartition:
+    """A partition with waiting jobs of more than `policy.MANY_CLASSES` rate classes.
+
+    Attributes:
+        classes: how many, closed ones included.
+    """
+
+    queue: str
+    partition_key: str
+    classes: int
+
+
+@frozen(kw_only=True)
 class Vacuumed:
     """What became of a table; `error` says why it was left alone."""
 
@@ -252,6 +265,15 @@ class Maintenance(Protocol):
 
     def gate_reconcile(self, limit: int) -> int:
         """Recompute counters of up to `limit` partitions; returns how many were off."""
+        ...
+
+    def crowded_partitions(self, limit: int) -> list[CrowdedPartition]:
+        """Partitions of many rate classes, the most crowded first.
+
+        Their classes take turns, and what an admission costs grows with them. Of a
+        queue up to 100,000 sets of jobs that share partition, class and worker are
+        looked at.
+        """
         ...
 
     def set_archive_policy(self, queue: str, retention_ms: int) -> None:

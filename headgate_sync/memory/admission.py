@@ -471,6 +471,7 @@ class Call:
         else:
             self._claim(job, budgets, weight)
         self.decided += 1
+        runner.served = True
         runner.share.taken += 1
         desk.decisions += 1
         desk.served += 1
@@ -587,6 +588,9 @@ class Call:
             if desk.served:
                 desk.queue.dispatch_count = desk.decisions
                 desk.queue.round += 1
+            for runner in desk.runners.values():
+                if runner.served:
+                    runner.lane.served_round = desk.queue.round
         for partition, share in self.shares.items():
             partition.deficit = settled_deficit(
                 partition.deficit,

@@ -69,10 +69,20 @@ class Group:
                 at += 1
 
 
-def place(lane: Lane) -> tuple[int, str, str, str]:
-    """The order of lanes in a window: least recently served first."""
+def place(lane: Lane) -> tuple[int, str, int, str, str]:
+    """The order of lanes in a window: least recently served first.
+
+    Partitions come first, then the lanes of each: where one has more lanes than fit,
+    each gets its turn.
+    """
     partition = lane.partition
-    return partition.last_round, partition.key, lane.rate_class, lane.sticky_worker
+    return (
+        partition.last_round,
+        partition.key,
+        lane.served_round,
+        lane.rate_class,
+        lane.sticky_worker,
+    )
 
 
 @define(eq=False)
@@ -100,6 +110,7 @@ class Runner:
     share: Share
     closed: bool = False
     full: bool = False
+    served: bool = False
 
 
 @define(eq=False)

@@ -143,13 +143,15 @@ class Lane:
     """Jobs that share queue, partition, rate class and sticky worker.
 
     `ready` holds the available ones without a hold mark, in the order of the gate:
-    `(-priority, scheduled_at_ms, seq)`.
+    `(-priority, scheduled_at_ms, seq)`. `served_round` is the round of the queue in
+    which one of them was decided last.
     """
 
     queue: Queue
     partition: Partition
     rate_class: str
     sticky_worker: str
+    served_round: int = 0
     ready: Ordered[Job] = Factory(Ordered)
 
 

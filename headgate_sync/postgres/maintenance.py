@@ -10,9 +10,14 @@ from psycopg import sql
 
 from headgate_sync.envelope import MAX_RELATIVE_MS, check_int
 from headgate_sync.errors import InvalidRequest, StoreError
-from headgate_sync.policy import LOCK_WAIT_MS
+from headgate_sync.policy import LOCK_WAIT_MS, MANY_CLASSES
 from headgate_sync.postgres.database import Database, Session, translate
-from headgate_sync.store import ArchivePolicy, IndexHealth, Vacuumed
+from headgate_sync.store import (
+    ArchivePolicy,
+    CrowdedPartition,
+    IndexHealth,
+    Vacuumed,
+)
 from headgate_sync.validation import check_archive_month, check_limit, check_name
 
 COUNTER_RETENTION_MS = 31 * 86_400_000
@@ -21,6 +26,7 @@ PARTITION_RETENTION_MS = 7_200_000
 # Keys made per user would pile up; one that comes back later starts as a new one.
 IDLE_RETENTION_MS = 86_400_000
 SLEEPER_RETENTION_MS = 600_000
+LANES_LOOKED_AT = 100_000
 # Longer than a sweep takes; readers of a month that is pruned wait behind it as long.
 ARCHIVE_LOCK_WAIT_MS = 1_000
 
@@ -84,6 +90,20 @@ class PgMaintenance:
             lock_wait_ms=LOCK_WAIT_MS,
         )
         return int(corrections)
+
+    def crowded_partitions(self, limit: int) -> list[CrowdedPartition]:
+        """Partitions of many rate classes, the most crowded first."""
+        check_limit(limit)
+        rows = self._db.look(
+            "crowded_partitions",
+            most=MANY_CLASSES,
+            max_rows=limit,
+            max_lanes=LANES_LOOKED_AT,
+        )
+        return [
+            CrowdedPartition(queue=queue, partition_key=key, classes=classes)
+            for queue, key, classes in rows
+        ]
 
     def index_health(self) -> list[IndexHealth]:
         """The indexes of jobs and lanes, by name."""

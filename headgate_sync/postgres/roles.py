@@ -37,6 +37,7 @@ _RESULTS = {"read_result", "read_output", "read_progress", "read_checkpoint"}
 _READS = {
     "concurrency_limits",
     "counts",
+    "crowded_partitions",
     "distinct_kinds",
     "estimate_operation",
     "explain_admission",
@@ -90,6 +91,7 @@ STATEMENTS: Mapping[str, frozenset[str]] = {
             "append_schedule_event",
             "checkpoint",
             "claim_effect",
+            "crowded_partitions",
             "distinct_kinds",
             "due_schedules",
             "duty_tick",

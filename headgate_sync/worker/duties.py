@@ -10,8 +10,8 @@ from attrs import evolve
 from headgate_sync.errors import StoreError, StoreUnavailable
 from headgate_sync.inspection import Inspect
 from headgate_sync.loggers import guarded
-from headgate_sync.policy import FOLD_MAX, UPKEEP_INTERVAL_MS
-from headgate_sync.store import Store
+from headgate_sync.policy import FOLD_MAX, MANY_CLASSES, UPKEEP_INTERVAL_MS
+from headgate_sync.store import Maintenance, Store
 from headgate_sync.telemetry import Evicted, GateCorrected, Quarantined
 from headgate_sync.worker.loops import LoopGuard, LoopHealth
 from headgate_sync.worker.reporting import Emitter
@@ -25,6 +25,7 @@ QUARANTINE_LIMIT = 1_000
 EVICT_LIMIT = 1_000
 OPERATION_BATCH = 500
 RECONCILE_LIMIT = 100
+CROWDED_LIMIT = 10
 HUNG_S = 60.0
 STAGGER_S = 0.05
 RELEASE_S = 1.0
@@ -214,11 +215,12 @@ def built_in_duties(
     emit: Emitter | None = None,
 ) -> list[Duty]:
     """The duties that this store can do."""
+    crowded: set[tuple[str, str]] = set()
     duties = [
         Duty("reclaimer", lambda: _reclaim(store, emit), now_s=now_s),
         Duty(
             "promoter",
-            lambda: _promote(store, emit),
+            lambda: _promote(store, emit, crowded),
             now_s=now_s,
             every_s=UPKEEP_INTERVAL_MS / 1000,
         ),
@@ -277,28 +279,48 @@ def _reclaim(store: Store, emit: Emitter | None) -> bool:
     return len(taken) >= RECLAIM_LIMIT
 
 
-def _promote(store: Store, emit: Emitter | None) -> bool:
+def _promote(store: Store, emit: Emitter | None, crowded: set[tuple[str, str]]) -> bool:
     """Promote due jobs, then keep the gate's books; a fault of one spares the other."""
     promoted = 0
     try:
         promoted = store.promote_due(PROMOTE_LIMIT)
     finally:
-        folded = _fold(store, emit)
+        folded = _fold(store, emit, crowded)
     return promoted >= PROMOTE_LIMIT or folded >= FOLD_MAX
 
 
-def _fold(store: Store, emit: Emitter | None) -> int:
+def _fold(store: Store, emit: Emitter | None, crowded: set[tuple[str, str]]) -> int:
     if store.maintenance is None:
         return 0
     try:
         folded = store.maintenance.gate_fold(FOLD_MAX)
-        if folded < FOLD_MAX and (
-            wrong := store.maintenance.gate_reconcile(RECONCILE_LIMIT)
-        ):
-            logger.warning("the gate's counters were wrong for %d partitions", wrong)
-            if emit is not None:
-                emit(GateCorrected(count=wrong))
+        if folded < FOLD_MAX:
+            _reconcile(store.maintenance, emit, crowded)
     except StoreError as error:
         logger.warning("gate upkeep: %s; tried again at the next tick", error)
         return 0
     return folded
+
+
+def _reconcile(
+    maintenance: Maintenance, emit: Emitter | None, crowded: set[tuple[str, str]]
+) -> None:
+    wrong = maintenance.gate_reconcile(RECONCILE_LIMIT)
+    if wrong:
+        logger.warning("the gate's counters were wrong for %d partitions", wrong)
+        if emit is not None:
+            emit(GateCorrected(count=wrong))
+    found = {
+        (each.queue, each.partition_key): each.classes
+        for each in maintenance.crowded_partitions(CROWDED_LIMIT)
+    }
+    for (queue, partition), classes in found.items():
+        if (queue, partition) not in crowded:
+            logger.warning(
+                "queue %s: jobs of %d rate classes wait in partition %r, more than %d: "
+                "classes take turns there, and admissions slow down; give jobs of the "
+                "same customer or host a partition of their own",
+                *(queue, classes, partition, MANY_CLASSES),
+            )
+    crowded.clear()
+    crowded.update(found)

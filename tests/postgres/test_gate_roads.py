@@ -236,7 +236,7 @@ def test_a_lane_parked_for_a_claim_that_was_lost_is_found_again(store, other, ot
     ceiling(store, 2, "queue", scope="partition")
     rate_class(store, "d", "0/1000", 5)
     fill(store, "spent", 1, partition_key="o", rate_class="d", weight=4)
-    fill(store, "first", 1, partition_key="p")
+    fill(store, "first", 1, partition_key="p", rate_class="c")
     running = admit(store, 2)
     assert len(running.claims) == 2
     fill(store, "free", others)

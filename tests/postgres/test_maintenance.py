@@ -13,8 +13,10 @@ from headgate_sync.errors import (
 )
 from headgate_sync.postgres.maintenance import INDEXES
 from headgate_sync.postgres.store import PgStore
+from headgate_sync.store import CrowdedPartition
 from tests.backends import SCHEMA
 from tests.builders import enqueue
+from tests.scenarios.gate import ack_all, admit, fill
 
 
 @pytest.fixture
@@ -105,3 +107,28 @@ def test_sweeps_from_many_places_delete_each_job_once(postgres, admin):
         assert store.inspect.delete_terminal(["cancelled"], 2**62, 2) == 2
         other.rollback()
     assert store.inspect.delete_terminal(["cancelled"], 2**62, 2) == 1
+
+
+def test_partitions_of_many_rate_classes_are_found(postgres):
+    """The most crowded first, for as long as the jobs wait."""
+    store = postgres.make_store()
+    for partition, classes in (("A", 65), ("B", 66), ("C", 64)):
+        for n in range(classes):
+            fill(
+                store, f"{partition}{n}", 1, partition_key=partition, rate_class=f"c{n}"
+            )
+    while store.maintenance.gate_fold(1_000):
+        pass
+    widest = CrowdedPartition(queue="q", partition_key="B", classes=66)
+    other = CrowdedPartition(queue="q", partition_key="A", classes=65)
+    assert store.maintenance.crowded_partitions(10) == [widest, other]
+    assert store.maintenance.crowded_partitions(1) == [widest]
+    while batch := admit(store, 300):
+        ack_all(store, batch)
+    assert store.maintenance.crowded_partitions(10) == []
+
+
+@pytest.mark.parametrize("limit", [0, "10", None])
+def test_a_limit_of_partitions_is_checked(maintenance, limit):
+    with pytest.raises(InvalidRequest, match="limit"):
+        maintenance.crowded_partitions(limit)

@@ -154,7 +154,12 @@ class History:
             admit(store, f"lease-{self.calls}", **request) for store in self.stores
         )
         told = [
-            (ids(batch), batch.retry_after_ms, dict(batch.refused), batch.sent_away)
+            (
+                ids(batch),
+                self.hint(batch, request),
+                dict(batch.refused),
+                batch.sent_away,
+            )
             for batch in (left, right)
         ]
         assert told[0] == told[1], request
@@ -177,6 +182,10 @@ class History:
                 # Only what stood before it can have left the tokens to it.
                 assert int(explanation.detail["tokens_ahead_in_class"]) > 0
         return left
+
+    def hint(self, batch: AdmissionBatch, request: dict[str, Any]) -> int | None:
+        """When to come back, as the batch says."""
+        return batch.retry_after_ms
 
     def _check_ceilings(self, before: Snapshot, after: Snapshot) -> None:
         """No call fills a ceiling above its limit."""
@@ -423,6 +432,22 @@ class RoomyHistory(History):
         return self.kinds[int(partition[1:]) % len(self.kinds)]
 
 
+class CrowdedHistory(History):
+    """Few partitions with work of more classes than an admission looks at."""
+
+    classes = (*CLASSES, *(f"d{n:02}" for n in range(40)))
+
+    def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
+        super().__init__(seed, backends)
+        self.partitions = self.partitions[:3]
+
+    def hint(self, batch: AdmissionBatch, request: dict[str, Any]) -> int | None:
+        """A full call need not have met a paused class behind its window."""
+        if len(batch.claims) == request["capacity"]:
+            return None
+        return super().hint(batch, request)
+
+
 def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
     """Running jobs by what the ceiling counts."""
     found: dict[str, int] = {}
@@ -439,7 +464,7 @@ def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kind", [History, RoomyHistory, PlainHistory])
+@pytest.mark.parametrize("kind", [History, RoomyHistory, PlainHistory, CrowdedHistory])
 def test_both_stores_decide_alike(
     memory: MemoryBackend, postgres: PostgresBackend, kind: type[History], seed: int
 ):

@@ -12,6 +12,7 @@ from tests.builders import QUEUE, claim_one, enqueue, envelope, state_of, steer
 from tests.scenarios.gate import (
     ack_all,
     admit,
+    ceiling,
     deficits,
     fill,
     ids,
@@ -291,3 +292,41 @@ def test_many_classes_without_work_do_not_hide_one_that_has_some(store):
     fill(store, "A", 3, rate_class="c")
     claimed = [ids(admit(store, 16, quantum=1)) for _ in range(3)]
     assert claimed == [["A-1"], ["A-2"], ["A-3"]]
+
+
+@pytest.mark.parametrize("capacity", [1, 16])
+@pytest.mark.parametrize("quantum", [0, 1000])
+@pytest.mark.parametrize(("partitions", "classes"), [(1, 40), (2, 17), (4, 13)])
+def test_each_class_of_a_partition_gets_its_turn(
+    store, partitions, classes, quantum, capacity
+):
+    """However many there are: more than an admission looks at, and all have work."""
+    lanes = [
+        {"partition_key": f"p{n % partitions}", "rate_class": f"c{n // partitions:02}"}
+        for n in range(partitions * classes)
+    ]
+    for n, lane in enumerate(lanes):
+        fill(store, f"first{n}", 1, **lane)
+    met: set[tuple[str, str]] = set()
+    for turn in range(len(lanes)):
+        batch = admit(store, capacity, quantum=quantum)
+        assert len(batch.claims) == capacity
+        ack_all(store, batch)
+        for place, claim in enumerate(batch.claims):
+            job = claim.envelope
+            met.add((job.partition_key, job.rate_class))
+            again = {"partition_key": job.partition_key, "rate_class": job.rate_class}
+            fill(store, f"again{turn}-{place}", 1, **again)
+        if len(met) == len(lanes):
+            return
+    pytest.fail(f"{len(met)} of {len(lanes)} lanes had a turn")
+
+
+def test_lanes_of_a_partition_that_filled_up_do_not_hide_those_of_others(store):
+    """Though they were more than an admission looks at, in classes of their own."""
+    ceiling(store, 1, "queue", scope="partition")
+    for n in range(60):
+        fill(store, f"A{n:02}", 1, partition_key="A", rate_class=f"c{n:02}")
+    for n in range(40, 80):
+        fill(store, f"B{n:02}", 1, partition_key="B", rate_class=f"c{n:02}")
+    assert ids(admit(store, 2, quantum=0)) == ["A00-1", "B40-1"]

@@ -9,9 +9,18 @@ import pytest
 
 from headgate_sync.errors import BackendError, StoreUnavailable
 from headgate_sync.lifecycle import State
+from headgate_sync.policy import MANY_CLASSES
 from headgate_sync.worker import duties as module
 from headgate_sync.worker.duties import Duties
-from tests.builders import DAY_MS, bring_to, claim_one, enqueue, state_of
+from tests.builders import (
+    DAY_MS,
+    QUEUE,
+    bring_to,
+    claim_one,
+    enqueue,
+    envelope,
+    state_of,
+)
 from tests.worker.rig import PATIENCE_S, Gate, Steps, Tap, wait_for
 
 NAMES = {
@@ -277,6 +286,28 @@ def test_the_gates_books_are_kept_at_least_every_thirty_seconds(postgres: Any) -
         ticking.settle()
     assert maintenance.count("gate_fold") == 3
     assert maintenance.count("gate_reconcile") == 3
+
+
+def test_a_partition_of_many_rate_classes_is_warned_of_once(
+    postgres: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = postgres.make_store()
+    for partition, classes in (("wide", MANY_CLASSES + 1), ("A", MANY_CLASSES)):
+        for n in range(classes):
+            rate_class = f"c{n}"
+            job = f"{partition}{n}"
+            store.enqueue(
+                [envelope(job, partition_key=partition, rate_class=rate_class)]
+            )
+    ticking = Ticking(store)
+    for _ in range(61):
+        postgres.clock.advance_ms(1_000)
+        ticking.tick()
+        ticking.settle()
+    [told] = [each.getMessage() for each in caplog.records if "classes" in each.msg]
+    assert told.startswith(
+        f"queue {QUEUE}: jobs of 65 rate classes wait in partition 'wide', more than 64"
+    )
 
 
 def test_a_fault_of_the_promotion_does_not_stop_the_gates_books(postgres: Any) -> None:

@@ -50,6 +50,7 @@ CREATE TABLE {schema}.headgate_partition (
 -- A lane is the set of available jobs of one queue, partition, rate class and sticky worker.
 -- active: it may have a ready job; false means that it has none that is not announced in the inbox.
 -- parked: a ceiling of its partition is full. last_round: the partition's, or an earlier value of it.
+-- served_round: when a job of the lane itself was decided last; among the lanes of a partition, who waited longest comes first.
 --
 -- That there is one row of each is the work of the queue's lock, under which alone lanes are added. The key ends with the
 -- round: an update puts a new entry into each index, and a key without it would have to pass the entries of all earlier
@@ -63,6 +64,7 @@ CREATE TABLE {schema}.headgate_lane (
   active boolean NOT NULL,
   parked boolean NOT NULL DEFAULT false,
   last_round bigint NOT NULL,
+  served_round bigint NOT NULL DEFAULT 0,
   PRIMARY KEY (queue, partition_key, rate_class, sticky_worker, last_round)
 ) WITH (
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
@@ -72,7 +74,7 @@ CREATE INDEX headgate_lane_pick ON {schema}.headgate_lane
   (queue, rate_class, sticky_worker, last_round, partition_key) WHERE active AND NOT parked;
 
 -- The lanes of one queue, rate class and sticky worker; a class that cannot pass is closed here in one row.
--- (head_round, head_partition): a lower bound for the first lane that can be picked; null when there is none.
+-- (head_round, head_partition, head_served): a lower bound for the first lane that can be picked; null when there is none.
 -- open_at_ms: when a closed group opens by itself; null for never.
 CREATE TABLE {schema}.headgate_lane_group (
   rate_class text COLLATE "C" NOT NULL,
@@ -82,12 +84,13 @@ CREATE TABLE {schema}.headgate_lane_group (
   open_at_ms bigint,
   head_round bigint,
   head_partition text COLLATE "C",
+  head_served bigint NOT NULL DEFAULT 0,
   PRIMARY KEY (rate_class, queue, sticky_worker),
   CHECK ((head_round IS NULL) = (head_partition IS NULL) AND (open_at_ms IS NULL OR NOT open))
 ) WITH (fillfactor = 50);
 
 CREATE INDEX headgate_lane_group_open ON {schema}.headgate_lane_group
-  (queue, sticky_worker, head_round, head_partition, rate_class) WHERE open AND head_round IS NOT NULL;
+  (queue, sticky_worker, head_round, head_partition, head_served, rate_class) WHERE open AND head_round IS NOT NULL;
 CREATE INDEX headgate_lane_group_closed ON {schema}.headgate_lane_group (queue, open_at_ms) WHERE NOT open;
 
 -- A class without budgets is only a marker: it can be paused, and it counts running jobs, but limits nothing.
@@ -310,7 +313,7 @@ WITH lowered AS (
   WHERE stored.head_round IS NULL
     OR (first.last_round, first.partition_key) < (stored.head_round, stored.head_partition)
   ON CONFLICT (rate_class, queue, sticky_worker)
-  DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition
+  DO UPDATE SET head_round = excluded.head_round, head_partition = excluded.head_partition, head_served = 0
   RETURNING 1
 )
 SELECT count(*) FROM lowered

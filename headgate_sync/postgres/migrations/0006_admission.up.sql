@@ -333,7 +333,7 @@ BEGIN
   <<main>>
   WHILE nq > 0 LOOP
     IF v_reading THEN
-      -- Groups of lanes, least recently served first.
+      -- Groups of lanes, least recently served first. Those whose first lane was drawn before stand in front of the others.
       n_tid := NULL;
       n_row := NULL;
       v_wrong := NULL;
@@ -346,22 +346,23 @@ BEGIN
         CROSS JOIN LATERAL (
           SELECT either.tid, either.rate_class, either.sticky_worker, either.head_round
           FROM (
-            (SELECT free.ctid AS tid, free.rate_class, free.sticky_worker, free.head_round, free.head_partition
+            (SELECT free.ctid AS tid, free.rate_class, free.sticky_worker, free.head_round, free.head_partition,
+               free.head_served
              FROM {schema}.headgate_lane_group AS free
              WHERE free.queue = wanted.queue AND free.sticky_worker = '' AND free.open AND free.head_round IS NOT NULL
                AND free.rate_class <> ALL (v_skip)
-             ORDER BY free.head_round, free.head_partition, free.rate_class
-             LIMIT v_window)
+             ORDER BY free.head_round, free.head_partition, free.head_served, free.rate_class
+             LIMIT v_window + nl)
             UNION ALL
-            (SELECT own.ctid AS tid, own.rate_class, own.sticky_worker, own.head_round, own.head_partition
+            (SELECT own.ctid AS tid, own.rate_class, own.sticky_worker, own.head_round, own.head_partition, own.head_served
              FROM {schema}.headgate_lane_group AS own
              WHERE own.queue = wanted.queue AND own.sticky_worker = p_worker AND own.open
                AND own.head_round IS NOT NULL AND own.rate_class <> ALL (v_skip) AND p_worker <> ''
-             ORDER BY own.head_round, own.head_partition, own.rate_class
-             LIMIT v_window)
+             ORDER BY own.head_round, own.head_partition, own.head_served, own.rate_class
+             LIMIT v_window + nl)
           ) AS either
-          ORDER BY either.head_round, either.head_partition, either.rate_class, either.sticky_worker
-          LIMIT v_window
+          ORDER BY either.head_round, either.head_partition, either.head_served, either.rate_class, either.sticky_worker
+          LIMIT v_window + nl
         ) AS picked
         WHERE wanted.need > 0
       ) AS g;
@@ -412,7 +413,7 @@ BEGIN
         END IF;
       END IF;
       v_groups := coalesce(cardinality(g_tid), 0);
-      v_crowd := v_groups >= v_window;
+      v_crowd := v_groups >= v_window + nl;
       g_chunk := q_need;
       IF v_groups > 1 THEN
         g_chunk := ARRAY (
@@ -428,12 +429,13 @@ BEGIN
       IF v_crowd THEN
         -- More groups than a window holds: their order counts, so the lower bounds must be the truth.
         UPDATE {schema}.headgate_lane_group AS lane_group
-        SET head_round = truth.last_round, head_partition = truth.partition_key
+        SET head_round = truth.last_round, head_partition = truth.partition_key,
+          head_served = coalesce(truth.served_round, 0)
         FROM (
-          SELECT g.tid, head.last_round, head.partition_key
+          SELECT g.tid, head.last_round, head.partition_key, head.served_round
           FROM unnest(g_tid, g_queue, g_class, g_sticky, g_head) AS g (tid, place, rate_class, sticky_worker, head_round)
           LEFT JOIN LATERAL (
-            SELECT lane.last_round, lane.partition_key
+            SELECT lane.last_round, lane.partition_key, lane.served_round
             FROM {schema}.headgate_lane AS lane
             WHERE lane.queue = q_name[g.place] AND lane.rate_class = g.rate_class
               AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
@@ -444,7 +446,8 @@ BEGIN
         ) AS truth
         WHERE lane_group.ctid = truth.tid
           AND (lane_group.head_round IS DISTINCT FROM truth.last_round
-            OR lane_group.head_partition IS DISTINCT FROM truth.partition_key);
+            OR lane_group.head_partition IS DISTINCT FROM truth.partition_key
+            OR lane_group.head_served <> truth.served_round);
         IF FOUND THEN
           CONTINUE main;
         END IF;
@@ -476,11 +479,11 @@ BEGIN
               FROM unnest(q_name, q_need) WITH ORDINALITY AS wanted (queue, need, place)
               CROSS JOIN LATERAL (
                 SELECT found.tid, found.lane_key, found.partition_key, g.rate_class, g.sticky_worker, found.last_round,
-                  g.gi::integer
+                  found.served_round, g.gi::integer
                 FROM unnest(g_queue, g_class, g_sticky, g_head, g_chunk) WITH ORDINALITY
                   AS g (place, rate_class, sticky_worker, head_round, chunk, gi)
                 CROSS JOIN LATERAL (
-                  SELECT lane.ctid AS tid, lane.lane_key, lane.partition_key, lane.last_round
+                  SELECT lane.ctid AS tid, lane.lane_key, lane.partition_key, lane.last_round, lane.served_round
                   FROM {schema}.headgate_lane AS lane
                   WHERE lane.queue = wanted.queue AND lane.rate_class = g.rate_class
                     AND lane.sticky_worker = g.sticky_worker AND lane.active AND NOT lane.parked
@@ -489,7 +492,7 @@ BEGIN
                   LIMIT g.chunk
                 ) AS found
                 WHERE g.place = wanted.place
-                ORDER BY found.last_round, found.partition_key, g.rate_class, g.sticky_worker
+                ORDER BY found.last_round, found.partition_key, found.served_round, g.rate_class, g.sticky_worker
                 LIMIT wanted.need
               ) AS picked
             ) AS merged
@@ -503,8 +506,8 @@ BEGIN
             ) AS part
           ) AS lane
           WINDOW in_order AS (
-            ORDER BY lane.place, lane.last_round, lane.partition_key, lane.rate_class, lane.sticky_worker)
-          ORDER BY lane.place, lane.last_round, lane.partition_key, lane.rate_class, lane.sticky_worker
+            ORDER BY lane.place, lane.last_round, lane.partition_key, lane.served_round, lane.rate_class, lane.sticky_worker)
+          ORDER BY lane.place, lane.last_round, lane.partition_key, lane.served_round, lane.rate_class, lane.sticky_worker
         ) AS n;
         EXIT WHEN v_groups = 1;
         -- A chunk that was used up may hide lanes that come before those of other groups.
@@ -566,7 +569,7 @@ BEGIN
         SELECT FROM unnest(q_round) AS known (round) WHERE {schema}.headgate_bounds_follow(known.round))
       THEN
         UPDATE {schema}.headgate_lane_group AS lane_group
-        SET head_round = first.last_round, head_partition = first.partition_key
+        SET head_round = first.last_round, head_partition = first.partition_key, head_served = 0
         FROM (
           SELECT DISTINCT ON (hit.gi) g_tid[hit.gi] AS tid, hit.last_round, hit.partition_key
           FROM unnest(n_group, n_round, n_partition) WITH ORDINALITY AS hit (gi, last_round, partition_key, nth)
@@ -1416,9 +1419,10 @@ BEGIN
   END IF;
   IF nt > 0 THEN
     UPDATE {schema}.headgate_lane AS lane
-    SET active = done.ready, last_round = greatest(lane.last_round, done.round), parked = done.parked
+    SET active = done.ready, last_round = greatest(lane.last_round, done.round), parked = done.parked,
+      served_round = greatest(lane.served_round, CASE WHEN done.served THEN done.round END)
     FROM (
-      SELECT l_tid[t.lane] AS tid, t.ready,
+      SELECT l_tid[t.lane] AS tid, t.ready, t.lane = ANY (d_lane) AS served,
         CASE WHEN p_taken[l_part[t.lane]] > 0 THEN q_round[l_queue[t.lane]] + 1 END AS round,
         coalesce(
           p_inflight[l_part[t.lane]] + p_taken[l_part[t.lane]] - coalesce(p_sent[l_part[t.lane]], 0)
@@ -1767,18 +1771,18 @@ BEGIN
           SELECT known.rate_class, known.head_round
           FROM {schema}.headgate_lane_group AS known
           WHERE known.queue = v_queue AND known.sticky_worker = '' AND known.open AND known.head_round IS NOT NULL
-          ORDER BY known.head_round, known.head_partition, known.rate_class
+          ORDER BY known.head_round, known.head_partition, known.head_served, known.rate_class
           LIMIT p_window_spare
         ) AS mine
         CROSS JOIN LATERAL (
-          SELECT found.ctid AS tid, found.lane_key, found.partition_key, found.last_round
+          SELECT found.ctid AS tid, found.lane_key, found.partition_key, found.last_round, found.served_round
           FROM {schema}.headgate_lane AS found
           WHERE found.queue = v_queue AND found.rate_class = mine.rate_class AND found.sticky_worker = ''
             AND found.active AND NOT found.parked AND found.last_round >= mine.head_round
           ORDER BY found.last_round, found.partition_key
           LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
         ) AS picked
-        ORDER BY picked.last_round, picked.partition_key, mine.rate_class
+        ORDER BY picked.last_round, picked.partition_key, picked.served_round, mine.rate_class
         LIMIT least(p_window_max, 2 * ((p_capacity + v_limit - 1) / v_limit) + p_window_spare)
       ) AS lane
       CROSS JOIN LATERAL (
@@ -1796,7 +1800,7 @@ BEGIN
     v_classes := CASE WHEN lanes.groups <@ ARRAY[''] THEN v_freed_class ELSE v_freed_class || lanes.groups END;
     IF np > 0 AND {schema}.headgate_bounds_follow(q_round[qi]) THEN
       UPDATE {schema}.headgate_lane_group AS mine
-      SET head_round = first_of.last_round, head_partition = first_of.partition_key
+      SET head_round = first_of.last_round, head_partition = first_of.partition_key, head_served = 0
       FROM (
         SELECT DISTINCT ON (lane.rate_class) lane.*
         FROM unnest(lanes.classes, lanes.rounds, lanes.partitions) WITH ORDINALITY
@@ -2049,6 +2053,7 @@ BEGIN
       WITH served AS (
         UPDATE {schema}.headgate_lane AS lane
         SET last_round = q_round[qi] + 1, parked = coalesce(done.inflight >= q_parks[qi], false),
+          served_round = CASE WHEN done.nth = ANY (drawn.lanes) THEN q_round[qi] + 1 ELSE lane.served_round END,
           active = CASE WHEN lane.ctid = ANY (v_left) THEN true ELSE (
             SELECT true
             FROM {schema}.headgate_job AS job
@@ -2058,8 +2063,8 @@ BEGIN
             ORDER BY job.priority DESC, job.scheduled_at_ms, job.seq
             LIMIT 1) IS NOT NULL END
         FROM (
-          SELECT known.tid, known.inflight + p_taken[known.part] AS inflight
-          FROM unnest(lanes.tids, l_part, lanes.inflights) AS known (tid, part, inflight)
+          SELECT known.tid, known.nth, known.inflight + p_taken[known.part] AS inflight
+          FROM unnest(lanes.tids, l_part, lanes.inflights) WITH ORDINALITY AS known (tid, part, inflight, nth)
           WHERE p_taken[known.part] > 0
         ) AS done
         WHERE lane.ctid = done.tid

@@ -196,7 +196,7 @@ BEGIN
   GET DIAGNOSTICS v_counts = ROW_COUNT;
   -- Bounds that no lane needs, and any above the first lane, which would hide it.
   UPDATE {schema}.headgate_lane_group AS lane_group
-  SET head_round = truth.last_round, head_partition = truth.partition_key
+  SET head_round = truth.last_round, head_partition = truth.partition_key, head_served = 0
   FROM (
     SELECT bound.ctid AS tid, head.last_round, head.partition_key
     FROM {schema}.headgate_lane_group AS bound
