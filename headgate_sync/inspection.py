@@ -36,6 +36,7 @@ _INSTANT = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 # What a reclaim writes into the history and into the registry.
 LEASE_LOST_ERROR = "the lease ran out without an ack"
+LEASE_EXPIRED = "LEASE_EXPIRED"
 CRASH_LIMIT_REASON = "crash limit reached"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headgate_sync.envelope import MAX_INT32
 from headgate_sync.errors import LeaseRejected
 from headgate_sync.inspection import (
     CRASH_LIMIT_REASON,
+    LEASE_EXPIRED,
     LEASE_LOST_ERROR,
     AttemptEntry,
 )
@@ -139,13 +141,16 @@ def reclaim(rows: Rows, job: Job, now_ms: int, before: int) -> Reclaimed:
     crashes = job.crash_attempt + 1
     options = rows.options
     returns = next_state(job.state, Event.LEASE_LOST, job) is State.RETRYABLE
+    job.error_code = LEASE_EXPIRED
+    job.latency_ms = min(max(0, now_ms - job.claimed_at_ms), MAX_INT32)
     job.remember(
         AttemptEntry(
             at_ms=now_ms,
             outcome=Outcome.LEASE_LOST.value,
             crash_attempt=crashes,
             error=LEASE_LOST_ERROR,
-            latency_ms=max(0, now_ms - job.claimed_at_ms),
+            latency_ms=job.latency_ms,
+            error_code=job.error_code,
             worker=worker,
             fence=job.fence,
         )

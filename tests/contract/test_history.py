@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headgate_sync.envelope import MAX_INT32
 from headgate_sync.inspection import AttemptEntry
 from headgate_sync.lease import MAX_ERROR_BYTES, MAX_HISTORY
 from headgate_sync.lifecycle import Outcome
@@ -110,6 +111,32 @@ def test_a_lost_lease_is_told_with_its_count(store, clock):
     assert entry.at_ms == clock.now_ms()
     assert (entry.worker, entry.fence) == (WORKER, 1)
     assert entry.error
+    assert entry.error_code == "LEASE_EXPIRED"
+
+
+def test_a_lost_lease_is_the_newest_attempt_of_its_job(store, clock):
+    claim = run_one(store, "a")
+    store.ack(
+        claim.lease_ref,
+        Outcome.RETRY,
+        delay_ms=1,
+        error_code="DB_DEADLOCK",
+        latency_ms=7,
+    )
+    clock.advance_ms(1)
+    store.promote_due(1)
+    crash(store, clock, claim_one(store))
+    found = job(store, "a")
+    assert (found.error_code, found.latency_ms) == ("LEASE_EXPIRED", 30_000)
+    assert found.errors[-1].latency_ms == 30_000
+
+
+def test_a_lost_lease_of_months_is_as_long_as_can_be_told(store, clock):
+    run_one(store, "a")
+    clock.advance_ms(MAX_INT32 + 1)
+    store.reclaim_expired(1)
+    found = job(store, "a")
+    assert found.latency_ms == found.errors[-1].latency_ms == MAX_INT32
 
 
 def test_the_newest_fifty_entries_are_kept(store, clock):

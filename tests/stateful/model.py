@@ -30,6 +30,7 @@ from headgate_sync.errors import (
 )
 from headgate_sync.inspection import (
     CRASH_LIMIT_REASON,
+    LEASE_EXPIRED,
     LEASE_LOST_ERROR,
     AttemptEntry,
 )
@@ -757,13 +758,16 @@ class Model:
 
     def _reclaim(self, job: Job, apart_ms: int) -> Reclaimed:
         crashes = job.crash_attempt + 1
+        job.error_code = LEASE_EXPIRED
+        job.latency_ms = self.now_ms - (job.claimed_at_ms or 0)
         job.remember(
             AttemptEntry(
                 at_ms=self.now_ms,
                 outcome="lease_lost",
                 crash_attempt=crashes,
                 error=LEASE_LOST_ERROR,
-                latency_ms=self.now_ms - (job.claimed_at_ms or 0),
+                latency_ms=job.latency_ms,
+                error_code=LEASE_EXPIRED,
                 worker=job.claimed_by or "",
                 fence=job.fence,
             )

@@ -83,6 +83,7 @@ BEGIN
       END,
       finalized_at_ms = CASE WHEN job.crash_attempt + 1 < p_crash_limit THEN NULL ELSE v_now END,
       reason_code = CASE WHEN job.crash_attempt + 1 < p_crash_limit THEN job.reason_code ELSE 'crash_limit' END,
+      error_code = 'LEASE_EXPIRED', latency_ms = least(greatest(0, v_now - job.claimed_at_ms), 2147483647),
       lease_id = NULL, lease_expires_at_ms = NULL, claimed_by = NULL, claimed_at_ms = NULL, rate_charge = 0,
       settled_lease_id = NULL, settled_outcome = NULL,
       checkpoint = CASE
@@ -105,7 +106,8 @@ BEGIN
         END
         || jsonb_build_array(jsonb_build_object(
           'at_ms', v_now, 'outcome', 'lease_lost', 'error', p_error, 'crash_attempt', job.crash_attempt + 1,
-          'latency_ms', greatest(0, v_now - job.claimed_at_ms), 'worker', job.claimed_by, 'fence', job.fence))
+          'latency_ms', least(greatest(0, v_now - job.claimed_at_ms), 2147483647), 'error_code', 'LEASE_EXPIRED',
+          'worker', job.claimed_by, 'fence', job.fence))
     WHERE job.ctid = ANY (v_tids)
     RETURNING job.seq, job.id, job.fingerprint, job.crash_attempt, job.state = 'quarantined' AS quarantined, job.kind,
       CASE WHEN job.state = 'quarantined' THEN job.payload END AS payload,
