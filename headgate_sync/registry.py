@@ -177,6 +177,7 @@ class Registry:
         async_cancel: bool | None = None,
         steps: StepNames = (),
         step_map: StepMap | None = None,
+        isolated: IsolatedProcess | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a payload class.
 
@@ -189,13 +190,16 @@ class Registry:
                 ignores its cancellation; None is the worker's setting.
             steps: names of its steps, or names with weights; empty leaves them free.
             step_map: by older version of the task, new names of its steps.
+            isolated: process that runs each attempt; see `isolated`.
 
         Raises:
-            InvalidRequest: no task, a second handler, or a parameter nothing fills.
+            InvalidRequest: no task, a second handler, a parameter nothing fills, or a
+                task that is isolated already.
         """
         return self._of_class(
             task,
             retry=retry,
+            isolated=isolated,
             is_failure=is_failure,
             result_codec=result_codec,
             async_cancel=async_cancel,
@@ -242,11 +246,17 @@ class Registry:
         )
 
     def _of_class(
-        self, task: type, *, retry: RetryPolicy | None, **options: Any
+        self,
+        task: type,
+        *,
+        retry: RetryPolicy | None,
+        isolated: IsolatedProcess | None = None,
+        **options: Any,
     ) -> Callable[[F], F]:
         known = task_of(task) if inspect.isclass(task) else None
         if known is None:
             raise InvalidRequest(f"{task!r} is no payload class of a task")
+        _check_process(known.label, isolated)
         if retry is None and known.options.retry is not UNSET:
             retry = known.options.retry
 
@@ -264,6 +274,9 @@ class Registry:
                 if self._tasks.get(known.kind) is not known:
                     self._check_free(known)
                 self._check_unhandled(known.kind, made)
+                if isolated is not None:
+                    self._check_not_isolated(known.kind)
+                    self._isolated[known.kind] = isolated
                 self._keep(known, made)
             return function
 
@@ -285,8 +298,7 @@ class Registry:
         with self._lock:
             if self._tasks.get(known.kind) is not known:
                 self._check_free(known)
-            if known.kind in self._isolated:
-                raise InvalidRequest(f"kind `{known.kind}` is isolated already")
+            self._check_not_isolated(known.kind)
             handler = self._handlers.get(known.kind)
             if handler is not None and handler.batch is not None:
                 raise InvalidRequest(
@@ -558,6 +570,10 @@ class Registry:
                 f"kind `{kind}` has more than one handler: "
                 f"{place_of(known.function)} and {place_of(handler.function)}"
             )
+
+    def _check_not_isolated(self, kind: str) -> None:
+        if kind in self._isolated:
+            raise InvalidRequest(f"kind `{kind}` is isolated already")
 
     def _check_handler(self, task: Task, handler: Handler) -> None:
         try:

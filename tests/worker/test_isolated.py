@@ -580,6 +580,44 @@ def test_what_a_process_cannot_do_is_refused_at_the_declaration() -> None:
     assert "t" not in registry.kinds()
 
 
+def test_the_handler_of_a_class_may_be_isolated_where_it_is_declared(
+    store: Any,
+) -> None:
+    registry = Registry()
+    called = []
+
+    @registry.task("k", retention="1h")
+    @attrs.frozen
+    class Letter:
+        to: str
+
+    handler = registry.handler(Letter, isolated=script(SUCCESS))
+    handler(lambda job: called.append(job))
+    put(store)
+    Bench(store, registry, now_s=time.monotonic).run_next()
+    assert state_of(store, "a") is State.COMPLETED
+    assert called == []
+    with pytest.raises(InvalidRequest, match="is isolated already"):
+        registry.isolated(Letter, script(SUCCESS))
+
+
+def test_a_handler_is_isolated_once_and_by_a_process_only() -> None:
+    registry = Registry()
+
+    @registry.task("m")
+    @attrs.frozen
+    class Mail:
+        to: str
+
+    other: Any = "app:hg"
+    with pytest.raises(InvalidRequest, match="isolated must be IsolatedProcess"):
+        registry.handler(Mail, isolated=other)
+    registry.isolated(Mail, script(SUCCESS))
+    with pytest.raises(InvalidRequest, match="is isolated already"):
+        registry.handler(Mail, isolated=script(SUCCESS))(lambda job: None)
+    registry.handler(Mail)(lambda job: None)  # the refused one was not kept
+
+
 def answers() -> int:
     """A handler with a result."""
     return 1
