@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from headgate_sync.worker.isolated import IsolatedProcess
 
 T = TypeVar("T")
+# What is annotated so leaves bytes alone; nothing else comes from a handler of None.
+AS_BYTES = (SIMPLE[bytes], SIMPLE[type(None)])
 RetryPolicy = Callable[[Any], Any]
 FailureTest = Callable[[Exception], bool]
 
@@ -152,12 +154,12 @@ class Binding:
         return JobResult(self.version, data)
 
     def decode_result(self, result: JobResult) -> object:
-        """Read what `encode_result` wrote.
+        """Read what `encode_result` wrote, or bytes that the handler recorded itself.
 
         Raises:
             MalformedPayload: the bytes are none of this handler's results.
         """
-        if self._result is SIMPLE[bytes]:
+        if self._result in AS_BYTES:
             return result.data
         try:
             return self._result.decode(self._result_codec.decode(result.data))

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from headgate_sync.attempt import LiveAttempt
 from headgate_sync.binding import Binding
 from headgate_sync.envelope import check_int
-from headgate_sync.errors import AttemptCancelled
+from headgate_sync.errors import AttemptCancelled, MalformedPayload
 from headgate_sync.injection import WorkerInfo
 from headgate_sync.lease import MAX_CAPACITY, Ack, LeaseRef
 from headgate_sync.lifecycle import Outcome
@@ -49,7 +49,8 @@ class Performed:
         outcome: "success", "retry", "skip", "revoke", "snooze", "undecodable",
             "rate_limited", or "lease_lost" where the store took no outcome.
         error: what the ack says went wrong; None for a success.
-        result: what the handler returned, as `Headgate.result` reads it.
+        result: what the handler returned, as `Headgate.result` reads it; bytes as they
+            were recorded where they are no result of its annotation.
     """
 
     job_id: str
@@ -337,4 +338,8 @@ class Desk:
         binding = self._target.registry.resolve(envelope.kind)
         if ack is None or ack.result is None or binding is None:
             return performed
-        return evolve(performed, result=binding.decode_result(ack.result))
+        try:
+            result = binding.decode_result(ack.result)
+        except MalformedPayload:
+            result = ack.result.data
+        return evolve(performed, result=result)

@@ -280,6 +280,13 @@ def test_bytes_are_a_result_as_they_are():
     assert binding.decode_result(result) == b"\x00\xff"
 
 
+def test_what_a_handler_of_nothing_recorded_is_read_as_it_is():
+    def work() -> None: ...
+
+    recorded = JobResult(1, b'{"a":1}')
+    assert function_binding(work).decode_result(recorded) == b'{"a":1}'
+
+
 @pytest.mark.parametrize(
     "value",
     [

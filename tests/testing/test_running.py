@@ -346,6 +346,18 @@ def test_a_job_that_its_handler_completes_has_succeeded(store):
     assert len(seen) == 1
 
 
+def test_a_result_that_is_no_json_is_told_as_bytes(store):
+    hg = facade(store)
+
+    @hg.task("picture")
+    def picture():
+        return b"\x89PNG"
+
+    picture.enqueue()
+    picture.enqueue()
+    assert [each.result for each in drain(hg)] == [b"\x89PNG"] * 2
+
+
 def test_threads_of_a_handler_end_before_its_ack(store):
     hg, seen = facade(store), []
 
