@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headgate_sync.app import Headgate as Headgate
     from headgate_sync.binding import BatchJob as BatchJob
     from headgate_sync.client import Client as Client
+    from headgate_sync.client import JobClient as JobClient
     from headgate_sync.client.batch import Batch as Batch
     from headgate_sync.client.batch_values import BatchItem as BatchItem
     from headgate_sync.client.batch_values import BatchProgress as BatchProgress
@@ -173,7 +174,10 @@ _HOMES = {
     ),
     "app": ("Headgate",),
     "binding": ("BatchJob",),
-    "client": ("Client",),
+    "client": (
+        "Client",
+        "JobClient",
+    ),
     "context": (
         "JobContext",
         "current_job",

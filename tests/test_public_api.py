@@ -14,8 +14,8 @@ PUBLIC = {
     # the three things most programs use
     "Headgate", "JobContext", "TaskOptions", "Unique",
     # what a handler asks for by annotation, or from inside
-    "Attempt", "BatchJob", "Data", "Depends", "Meta", "Metadata", "TaskId",
-    "WorkerInfo", "current_job", "current_jobs",
+    "Attempt", "BatchJob", "Data", "Depends", "JobClient", "Meta", "Metadata",
+    "TaskId", "WorkerInfo", "current_job", "current_jobs",
     # its parts
     "Client", "IsolatedProcess", "Registry", "Worker", "WorkerConfig",
     # what stands between an enqueue and the store, and what comes of a job
