@@ -250,7 +250,8 @@ def _contents(inspect: Inspect) -> str:
         job = inspect.get_job(listed.id, include_payload=True) or listed
         lines.append(
             f"  {job.kind} queue={job.queue!r} state={job.state} id={job.id} "
-            f"payload={_shown(job.payload)}"
+            f"partition_key={job.partition_key!r} "
+            f"scheduled_at_ms={job.scheduled_at_ms} payload={_shown(job.payload)}"
         )
     if len(page.jobs) > SHOWN_JOBS:
         lines.append(f"  and more; these are the newest {SHOWN_JOBS}")

@@ -142,9 +142,16 @@ def test_a_failure_lists_at_most_twenty_jobs(store, hg):
         refute_enqueued(hg, "tk:msg")
     text = str(failed.value)
     assert text.startswith("expected no job of kind tk:msg, found 21; the store holds:")
-    assert "id=job-20 payload=ok" in text
+    assert "id=job-20 partition_key='' scheduled_at_ms=1 payload=ok" in text
     assert "id=job-00" not in text
     assert text.endswith("and more; these are the newest 20")
+
+
+def test_a_failure_shows_the_partition_and_the_instant_that_jobs_have(store, hg):
+    enqueue(store, "a", partition_key="eu", scheduled_at_ms=7_000_000)
+    with pytest.raises(AssertionError) as failed:
+        assert_enqueued(hg, Enqueued("tk:msg", partition_key="us"))
+    assert "partition_key='eu' scheduled_at_ms=7000000" in str(failed.value)
 
 
 def test_all_pages_are_looked_at(store, hg):
