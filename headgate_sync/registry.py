@@ -231,7 +231,8 @@ class Registry:
             retry, is_failure, result_codec: as for `handler`.
 
         Raises:
-            InvalidRequest: no task, a second handler, or more than one parameter.
+            InvalidRequest: no task, a task that is isolated, a second handler, or more
+                than one parameter.
         """
         plan = BatchPlan(
             max_size=check_int("max_size", max_size, 1, MAX_CAPACITY),
@@ -274,6 +275,8 @@ class Registry:
                 if self._tasks.get(known.kind) is not known:
                     self._check_free(known)
                 self._check_unhandled(known.kind, made)
+                if known.kind in self._isolated:
+                    _check_single(known, made)
                 if isolated is not None:
                     self._check_not_isolated(known.kind)
                     self._isolated[known.kind] = isolated
@@ -300,10 +303,8 @@ class Registry:
                 self._check_free(known)
             self._check_not_isolated(known.kind)
             handler = self._handlers.get(known.kind)
-            if handler is not None and handler.batch is not None:
-                raise InvalidRequest(
-                    f"{known.label}: a batch handler cannot be isolated"
-                )
+            if handler is not None:
+                _check_single(known, handler)
             self._keep(known)
             self._isolated[known.kind] = process
             self._bindings.pop(known.kind, None)
@@ -616,6 +617,12 @@ def _check_process(label: str, process: object, *, needed: bool = False) -> None
         raise InvalidRequest(
             f"{label}: isolated must be IsolatedProcess, got {type(process).__name__}"
         )
+
+
+def _check_single(task: Task, handler: Handler) -> None:
+    """Refuse to isolate a handler of many jobs: a process runs one attempt."""
+    if handler.batch is not None:
+        raise InvalidRequest(f"{task.label}: a batch handler cannot be isolated")
 
 
 def _check_called(name: str, given: object, example: str, *types: type) -> None:

@@ -615,7 +615,9 @@ def test_a_handler_is_isolated_once_and_by_a_process_only() -> None:
     registry.isolated(Mail, script(SUCCESS))
     with pytest.raises(InvalidRequest, match="is isolated already"):
         registry.handler(Mail, isolated=script(SUCCESS))(lambda job: None)
-    registry.handler(Mail)(lambda job: None)  # the refused one was not kept
+    with pytest.raises(InvalidRequest, match="batch handler cannot be isolated"):
+        registry.batch_handler(Mail, max_size=2, max_delay="1s")(lambda jobs: [])
+    registry.handler(Mail)(lambda job: None)  # the refused ones were not kept
 
 
 def answers() -> int:
