@@ -216,6 +216,10 @@ class ConfigurationError(HeadgateError):
     """The program is set up wrongly; command lines end with exit code 2."""
 
 
+class MissingExtra(ConfigurationError, ImportError):
+    """A module needs a package that comes with an extra; the text names the extra."""
+
+
 class Unsupported(HeadgateError):
     """This store lacks the capability, or the handle's driver cannot be joined."""
 

@@ -16,7 +16,12 @@ from attrs import field, frozen
 
 from headgate_sync.backlog import MAX_QUEUES, QueueStats
 from headgate_sync.durations import duration_ms
-from headgate_sync.errors import ConfigurationError, HeadgateError, Unsupported
+from headgate_sync.errors import (
+    ConfigurationError,
+    HeadgateError,
+    MissingExtra,
+    Unsupported,
+)
 from headgate_sync.inspection import Inspect
 from headgate_sync.labels import DEFAULT_LABEL_SETS, OTHER, LabelSets, clean
 from headgate_sync.telemetry import (
@@ -46,7 +51,7 @@ try:
     from prometheus_client.multiprocess import mark_process_dead
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
+    raise MissingExtra(
         "metrics need prometheus_client: pip install 'headgate_sync[metrics]'"
     ) from error
 

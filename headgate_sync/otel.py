@@ -11,7 +11,7 @@ from headgate_sync import __version__
 from headgate_sync.client.pipeline import EnqueueRequest, Proceed
 from headgate_sync.context import running_attempt
 from headgate_sync.envelope import Envelope
-from headgate_sync.errors import ConfigurationError, InvalidRequest
+from headgate_sync.errors import InvalidRequest, MissingExtra
 from headgate_sync.labels import DEFAULT_LABEL_SETS, LabelSets, clean
 from headgate_sync.telemetry import (
     AckFailed,
@@ -40,7 +40,7 @@ try:
         TraceContextTextMapPropagator,
     )
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
+    raise MissingExtra(
         "traces need opentelemetry-api: pip install 'headgate_sync[otel]'"
     ) from error
 

@@ -225,11 +225,12 @@ def test_a_module_whose_extra_is_missing_names_it(module, package, extra):
         "try:\n"
         f"    import headgate_sync.{module}\n"
         "except ConfigurationError as error:\n"
-        "    print(error)"
+        "    print(isinstance(error, ImportError), error)"
     )
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
+    assert told.stdout.startswith("True ")
     assert f"pip install 'headgate_sync[{extra}]'" in told.stdout
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headgate_sync.errors import ConfigurationError
+from headgate_sync.errors import MissingExtra
 
 try:
     import werkzeug as werkzeug
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
+    raise MissingExtra(
         "the control API needs werkzeug: pip install 'headgate_sync[api]'"
     ) from error
 

@@ -24,7 +24,7 @@ from headgate_sync.api.app import create_app
 from headgate_sync.api.auth import READ_TOKEN, TOKEN, TokenAuth
 from headgate_sync.api.config import ApiConfig, Authenticate
 from headgate_sync.app import Headgate
-from headgate_sync.errors import ConfigurationError
+from headgate_sync.errors import ConfigurationError, MissingExtra
 from headgate_sync.store import Store
 
 try:
@@ -32,7 +32,7 @@ try:
     from waitress.channel import HTTPChannel
     from waitress.server import create_server
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
+    raise MissingExtra(
         "the standalone server needs waitress: pip install 'headgate_sync[api]'"
     ) from error
 

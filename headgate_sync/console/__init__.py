@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headgate_sync.errors import ConfigurationError
+from headgate_sync.errors import MissingExtra
 
 try:
     import jinja2 as jinja2
     import werkzeug as werkzeug
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
+    raise MissingExtra(
         "the console needs jinja2 and werkzeug: pip install 'headgate_sync[console]'"
     ) from error
 
