@@ -30,6 +30,7 @@ from headgate_sync.lease import (
     JobResult,
     LeaseRef,
     ProgressUpdate,
+    check_blob,
     check_lease_ms,
 )
 from headgate_sync.lifecycle import Outcome
@@ -410,6 +411,7 @@ class JobContext:
         outputs = self._attempt.store.outputs
         if outputs is None:
             raise Unsupported("outputs")
+        check_blob("output", version, data)
         output = JobResult(version, data)
         self.check()
         try:

@@ -27,7 +27,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
 )
 from headgate_sync.injection import Attempt, TaskId, WorkerInfo
-from headgate_sync.lease import Checkpoint
+from headgate_sync.lease import MAX_RESULT_BYTES, Checkpoint
 from headgate_sync.lifecycle import Outcome, State
 from headgate_sync.registry import Registry
 from headgate_sync.signals import RateLimited, Skip, Snooze
@@ -672,6 +672,34 @@ def test_a_value_that_is_none_of_the_annotation_fails_the_attempt(store: Any) ->
     running(store, handler).run_next()
     assert state_of(store, "a") is State.RETRYABLE
     assert "result" in first_line(store, "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("text",), "output must be bytes, got str"),
+        ((b"x", 0), "output schema_version is 0, allowed is 1 to 2147483647"),
+        (
+            (bytes(MAX_RESULT_BYTES + 1),),
+            "output has 33554433 bytes, the limit is 33554432",
+        ),
+    ],
+    ids=["type", "version", "size"],
+)
+def test_an_output_that_cannot_be_is_called_an_output(
+    store: Any, given: Any, text: str
+) -> None:
+    refused = []
+
+    def handler(ctx: JobContext) -> None:
+        with pytest.raises(InvalidRequest) as error:
+            ctx.persist_output(*given)
+        refused.append(error.value.message)
+
+    put(store, "a")
+    running(store, handler).run_next()
+    assert refused == [text]
+    assert store.outputs.read_output("a") is None
 
 
 def test_output_is_there_while_the_handler_runs_and_names_its_author(
