@@ -26,6 +26,7 @@ from headgate_sync.inspection import Inspect
 from headgate_sync.labels import DEFAULT_LABEL_SETS, OTHER, LabelSets, clean
 from headgate_sync.telemetry import (
     AckFailed,
+    AdmissionMade,
     Admitted,
     Completed,
     Evicted,
@@ -62,6 +63,7 @@ BUCKETS_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
+ADMISSION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 MIN_CACHE_MS = 15_000
 LEASE_LOST = "lease_lost"
 
@@ -78,9 +80,22 @@ _COUNTERS = {
     "renew_failures": ("Renewals without an answer.", ["worker"]),
     "handlers_stuck": ("Handlers that go on though told to stop.", ["worker"]),
     "log_lines_dropped": ("Log lines beyond the cap of an attempt.", ["worker"]),
+    "jobs_refused": ("Jobs that admissions met and left waiting.", ["policy"]),
     "gate_corrections": ("Partitions whose counters were put right.", []),
 }
 _OF_WORKERS = [name for name, (_, labels) in _COUNTERS.items() if "worker" in labels]
+_HISTOGRAMS = {
+    "job_attempt_duration_seconds": (
+        "Length of attempts, from the claim to the end of the handler.",
+        ["queue", "kind", "outcome"],
+        BUCKETS_S,
+    ),
+    "admission_duration_seconds": (
+        "Length of admissions, from the question to the answer.",
+        [],
+        ADMISSION_BUCKETS_S,
+    ),
+}
 _GAUGES = {
     "worker_utilization_ratio": "Share of the handlers that are busy.",
     "worker_empty_poll_ratio": "Share of the last admits that brought nothing.",
@@ -120,7 +135,7 @@ class _Bounded:
 
 
 class PrometheusMetrics(Collector):
-    """A telemetry sink that keeps counters, gauges and one histogram.
+    """A telemetry sink that keeps counters, gauges and two histograms.
 
     Label values are names of queues, kinds, outcomes, policies and workers; never ids,
     partitions, tags or texts of errors. Each metric has at most `max_label_sets` sets
@@ -157,15 +172,11 @@ class PrometheusMetrics(Collector):
                 multiprocess_mode="liveall",
             )
             self._metrics[name] = _Bounded(name, gauge, 1, max_label_sets)
-        name = "job_attempt_duration_seconds"
-        histogram = Histogram(
-            f"headgate_{name}",
-            "Length of attempts, from the claim to the end of the handler.",
-            ["queue", "kind", "outcome"],
-            buckets=BUCKETS_S,
-            registry=None,
-        )
-        self._metrics[name] = _Bounded(name, histogram, 2, max_label_sets)
+        for name, (text, labels, bounds_s) in _HISTOGRAMS.items():
+            histogram = Histogram(
+                f"headgate_{name}", text, labels, buckets=bounds_s, registry=None
+            )
+            self._metrics[name] = _Bounded(name, histogram, 2, max_label_sets)
         self._takers: dict[type, Callable[[Any], None]] = {
             Admitted: lambda e: self._count(e.count, "jobs_admitted", e.queue),
             Rejected: lambda e: self._count(
@@ -179,6 +190,7 @@ class PrometheusMetrics(Collector):
             RenewFailed: lambda e: self._count(1, "renew_failures", e.worker),
             Stuck: lambda e: self._count(1, "handlers_stuck", e.worker),
             LogDropped: lambda e: self._count(e.count, "log_lines_dropped", e.worker),
+            AdmissionMade: self._admission,
             GateCorrected: lambda e: self._count(e.count, "gate_corrections"),
             JobSpan: self._span,
             WorkerSaturation: self._saturation,
@@ -207,6 +219,11 @@ class PrometheusMetrics(Collector):
 
     def _set(self, name: str, worker: str, value: float) -> None:
         self._metrics[name].at(worker).set(value)
+
+    def _admission(self, made: AdmissionMade) -> None:
+        self._metrics["admission_duration_seconds"].at().observe(made.ms / 1000)
+        for policy, count in made.refused.items():
+            self._count(count, "jobs_refused", policy)
 
     def _span(self, span: JobSpan) -> None:
         child = self._metrics["job_attempt_duration_seconds"].at(

@@ -15,6 +15,7 @@ from headgate_sync.errors import InvalidRequest, MissingExtra
 from headgate_sync.labels import DEFAULT_LABEL_SETS, LabelSets, clean
 from headgate_sync.telemetry import (
     AckFailed,
+    AdmissionMade,
     Admitted,
     AttemptBegun,
     Completed,
@@ -63,6 +64,7 @@ _COUNTERS = {
     "jobs.completed": "{job}",
     "jobs.quarantined": "{job}",
     "jobs.evicted": "{job}",
+    "jobs.refused": "{job}",
     "jobs.unhandled": "{job}",
     "leases.lost": "{lease}",
     "ack.failures": "{call}",
@@ -116,8 +118,9 @@ class OpenTelemetry:
             self._metrics[name] = counter.add
         for name, unit in _GAUGES.items():
             self._metrics[name] = meter.create_gauge(f"headgate.{name}", unit).set
-        histogram = meter.create_histogram("headgate.job.duration", "ms")
-        self._metrics["job.duration"] = histogram.record
+        for name in ("job.duration", "admission.duration"):
+            histogram = meter.create_histogram(f"headgate.{name}", "ms")
+            self._metrics[name] = histogram.record
         self._sets = {
             name: LabelSets(f"headgate.{name}", max_label_sets)
             for name in self._metrics
@@ -135,6 +138,7 @@ class OpenTelemetry:
             LogDropped: lambda e: self._tell(
                 "log.lines_dropped", e.count, {WORKER: e.worker}
             ),
+            AdmissionMade: self._admission,
             GateCorrected: lambda e: self._tell("gate.corrections", e.count, {}),
             JobSpan: self._ended,
             WorkerSaturation: self._saturation,
@@ -186,6 +190,11 @@ class OpenTelemetry:
         self._tell(
             "jobs.rejected", told.count, {QUEUE: told.queue}, **{POLICY: told.policy}
         )
+
+    def _admission(self, made: AdmissionMade) -> None:
+        self._tell("admission.duration", made.ms, {})
+        for policy, count in made.refused.items():
+            self._tell("jobs.refused", count, {}, **{POLICY: policy})
 
     def _saturation(self, told: WorkerSaturation) -> None:
         at = {WORKER: told.worker}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from attrs import field, frozen
@@ -185,6 +186,26 @@ class LogDropped:
 
 
 @frozen(kw_only=True)
+class AdmissionMade:
+    """The store has answered an admission.
+
+    Attributes:
+        asked: how many jobs the worker had room for.
+        admitted: how many it got.
+        refused: by policy, how many jobs it met that have to wait: `rate_class`,
+            `concurrency_limit`, `fairness`, `quarantine`. A job is met again by later
+            admissions, and the first of a class that must wait stands for the rest.
+        ms: from the question to the answer.
+    """
+
+    worker: str
+    asked: int
+    admitted: int
+    refused: Mapping[str, int]
+    ms: float
+
+
+@frozen(kw_only=True)
 class GateCorrected:
     """The gate's counters were wrong and are put right.
 
@@ -209,6 +230,7 @@ TelemetryEvent = (
     | AckFailed
     | Stuck
     | LogDropped
+    | AdmissionMade
     | GateCorrected
 )
 

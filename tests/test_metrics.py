@@ -21,6 +21,7 @@ from headgate_sync.registry import Registry
 from headgate_sync.signals import RateLimited
 from headgate_sync.telemetry import (
     AckFailed,
+    AdmissionMade,
     Admitted,
     Completed,
     Evicted,
@@ -153,6 +154,13 @@ EVERY_EVENT: list[Any] = [
     RenewFailed(worker="w", job_id="", detail="secret-detail"),
     Stuck(worker="w", job_id="secret-id", detail="timeout"),
     LogDropped(worker="w", job_id="secret-id", detail="d", count=50),
+    AdmissionMade(
+        worker="w",
+        asked=4,
+        admitted=3,
+        refused={"rate_class": 2, "fairness": 1},
+        ms=2.5,
+    ),
     GateCorrected(count=4),
     span(outcome="lease_lost", ms=30, job_id="secret-id"),
     WorkerMemory(worker="w", used_bytes=9, limit_bytes=10, restart_requested=False),
@@ -188,6 +196,10 @@ def test_every_event_moves_its_metric() -> None:
         ("renew_failures_total", {"worker": "w"}, 1),
         ("handlers_stuck_total", {"worker": "w"}, 1),
         ("log_lines_dropped_total", {"worker": "w"}, 50),
+        ("jobs_refused_total", {"policy": "rate_class"}, 2),
+        ("jobs_refused_total", {"policy": "fairness"}, 1),
+        ("admission_duration_seconds_count", {}, 1),
+        ("admission_duration_seconds_sum", {}, 0.0025),
         ("gate_corrections_total", {}, 4),
         ("leases_lost_total", {"worker": "w"}, 1),
         ("worker_restart_requests_total", {"worker": "w"}, 1),

@@ -24,6 +24,7 @@ from headgate_sync.registry import Registry
 from headgate_sync.signals import RateLimited, Revoke, Skip, Snooze
 from headgate_sync.telemetry import (
     AckFailed,
+    AdmissionMade,
     Admitted,
     Evicted,
     GateCorrected,
@@ -240,6 +241,8 @@ def test_every_event_has_its_instrument(otel: Otel) -> None:
     on(RenewFailed(worker="w", job_id="", detail="d"))
     on(Stuck(worker="w", job_id="a", detail="timeout"))
     on(LogDropped(worker="w", job_id="a", detail="d", count=5))
+    made = AdmissionMade(worker="w", asked=4, admitted=3, refused={"fairness": 2}, ms=2)
+    on(made)
     on(GateCorrected(count=3))
     on(
         WorkerSaturation(
@@ -267,6 +270,8 @@ def test_every_event_has_its_instrument(otel: Otel) -> None:
         "headgate.renew.failures": [(worker, 1)],
         "headgate.handlers.stuck": [(worker, 1)],
         "headgate.log.lines_dropped": [(worker, 5)],
+        "headgate.jobs.refused": [({"headgate.policy": "fairness"}, 2)],
+        "headgate.admission.duration": [({}, (1, 2))],
         "headgate.gate.corrections": [({}, 3)],
         "headgate.worker.utilization": [(worker, 0.75)],
         "headgate.worker.empty_poll_ratio": [(worker, 0.5)],

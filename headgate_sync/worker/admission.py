@@ -13,7 +13,7 @@ from headgate_sync.lease import AdmissionBatch, AdmitRequest
 from headgate_sync.loggers import guarded
 from headgate_sync.policy import next_delay
 from headgate_sync.store import Store
-from headgate_sync.telemetry import Admitted, Rejected
+from headgate_sync.telemetry import AdmissionMade, Admitted, Rejected
 from headgate_sync.worker.config import WorkerConfig
 from headgate_sync.worker.health import Pulse
 from headgate_sync.worker.inflight import InFlight
@@ -152,6 +152,7 @@ class Admission:
         self._inflight.hungry = False
         self._inflight.unfilled = True  # an ack that lands meanwhile is heard of, too
         woke, self._noticed = self._noticed, False
+        asked_s = self._now_s()
         try:
             batch, attempts = self.ask(free)
         except StoreClosed:
@@ -163,7 +164,8 @@ class Admission:
             self._wait(0, woke=False)
             return
         self.answered = True
-        self._pulse.good(self._now_s())
+        answered_s = self._now_s()
+        self._pulse.good(answered_s)
         # Handed over before anything else: a claim that got lost here would keep its
         # lease and never run.
         if attempts:
@@ -175,6 +177,15 @@ class Admission:
                 self._emit(
                     Rejected(queue=gone.queue, policy=gone.policy, count=gone.count)
                 )
+            self._emit(
+                AdmissionMade(
+                    worker=self._worker_id,
+                    asked=free,
+                    admitted=len(attempts),
+                    refused=batch.refused,
+                    ms=1000 * (answered_s - asked_s),
+                )
+            )
         self._count(empty=not attempts)
         self._wait(len(attempts), woke=woke, retry_after_ms=batch.retry_after_ms)
         if len(attempts) >= free:

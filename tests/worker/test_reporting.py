@@ -15,6 +15,7 @@ from headgate_sync.registry import Registry
 from headgate_sync.signals import RateLimited, Revoke, Skip, Snooze
 from headgate_sync.telemetry import (
     AckFailed,
+    AdmissionMade,
     Admitted,
     Completed,
     Evicted,
@@ -75,7 +76,8 @@ def test_a_success_is_admitted_completed_and_a_span(store: Any, clock: Any) -> N
     put(store, "a", headers={"traceparent": trace, "tracestate": "v=1"})
     with working(store, registry, telemetry=sink, run_duties=False):
         wait_for(lambda: bool(sink.about("a")), "the span")
-    about = [e for e in sink.events if not isinstance(e, WorkerSaturation)]
+    of_worker = (WorkerSaturation, AdmissionMade)
+    about = [e for e in sink.events if not isinstance(e, of_worker)]
     assert about[0] == Admitted(queue="q", count=1)
     assert [type(event) for event in about] == [Admitted, Completed, JobSpan]
     assert about[1].kind == "k"
@@ -133,6 +135,26 @@ def test_jobs_that_a_full_ceiling_sends_away_are_rejected(
     told = [(event.queue, event.policy, event.count) for event in sink.of(Rejected)]
     assert told == [("q", policy, 2), ("q", policy, 1)]
     assert len(sink.of(Admitted)) == 1
+
+
+def test_an_admission_tells_its_length_and_what_it_left_waiting(store: Any) -> None:
+    sink, registry, gate = Sink(), Registry(), Gate()
+    registry.task("k")(lambda: gate.hold())
+    steer(store).upsert_concurrency_limit(
+        Ceiling(name="one", queue="q", max_concurrent=1, on_saturated="queue")
+    )
+    put(store, "a", "b")
+    with working(store, registry, telemetry=sink, capacity=3, run_duties=False):
+        gate.wait()
+        wait_for(lambda: bool(sink.of(AdmissionMade)), "the admission")
+        gate.open()
+    first = sink.of(AdmissionMade)[0]
+    assert (first.worker, first.asked, first.admitted) == (WORKER, 3, 1)
+    assert dict(first.refused) == {"concurrency_limit": 1}
+    assert first.ms > 0
+    assert sum(made.admitted for made in sink.of(AdmissionMade)) == len(
+        sink.of(Admitted)
+    )
 
 
 def test_an_attempt_that_cannot_be_decoded_is_a_span_too(store: Any) -> None:
