@@ -84,6 +84,7 @@ class Runtime:
         self._opened: Opened | None = None
         self.event_bus = EventBus()  # the parent's, if any, is heard in the parent
         self._owned: list[Any] = []  # closed in reverse order
+        self._pid = os.getpid()  # last: it says that the rest is of this process
 
     def bind(self, source: Settings | Borrowed) -> None:
         """Say what to open.
@@ -107,6 +108,7 @@ class Runtime:
             StoreUnavailable: the database does not answer.
             RuntimeError: the caller's store or pool belongs to the parent process.
         """
+        self._notice_fork()
         opened = self._override or self._opened
         if opened is None:
             with self._lock:
@@ -257,6 +259,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close what was opened here; later uses raise, a second call does nothing."""
+        self._notice_fork()
         with self._lock:
             self._closed = True
             self._close_owned()
@@ -268,9 +271,20 @@ class Runtime:
 
     def _at_exit(self) -> None:
         """Close the pool; later exit handlers may still enqueue, without one."""
+        self._notice_fork()
         with self._lock:
             self._exiting = True
             self._close_owned()
+
+    def _notice_fork(self) -> None:
+        """See that this is a child also where Python was not told of the fork.
+
+        In the workers of uWSGI no hook has run, unless `py-call-osafterfork` is set.
+        """
+        if self._pid != os.getpid():
+            with _noticing:
+                if self._pid != os.getpid():
+                    self._after_fork()
 
     def _after_fork(self) -> None:
         """Forget, in a child, what belongs to the parent.
@@ -284,6 +298,7 @@ class Runtime:
 
 
 _runtimes: WeakSet[Runtime] = WeakSet()
+_noticing = threading.Lock()  # held for moments of a child's first use only
 
 
 def _close_all() -> None:

@@ -534,7 +534,7 @@ def test_the_queues_of_a_worker_are_a_list_of_names(hg):
 
 
 FORKING = """
-import os, sys, warnings
+import ctypes, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # the pool's threads, at the fork
 from headgate_sync.app import Headgate
 hg = Headgate({url!r}, pool_size={pool_size})
@@ -546,7 +546,7 @@ def run(numbers):
         work.enqueue(n)
 children = []
 for child in range(1, 5):
-    pid = os.fork()
+    pid = {fork}()
     if pid == 0:
         run(range(child * 1000, child * 1000 + {count}))
         if child == 4:
@@ -561,9 +561,14 @@ work.enqueue({count} + 1)
 
 
 @pytest.mark.parametrize("pool_size", [1, 4])
-def test_a_fork_leaves_the_parents_sessions_alone(url, postgres, pool_size):
+@pytest.mark.parametrize(
+    "fork",
+    # As uWSGI forks: without a word to Python.
+    ["os.fork", pytest.param("ctypes.PyDLL(None).fork", id="untold")],
+)
+def test_a_fork_leaves_the_parents_sessions_alone(url, postgres, pool_size, fork):
     count = 50
-    run_script(FORKING.format(url=url, pool_size=pool_size, count=count))
+    run_script(FORKING.format(url=url, pool_size=pool_size, count=count, fork=fork))
     assert len(postgres.snapshot().jobs) == 5 * count + 2
 
 
