@@ -79,12 +79,22 @@ _ROLLBACK = b"ROLLBACK"
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 READ_ONLY = "25006"
+NOT_SUPPORTED = "0A000"  # as a standby says to a BEGIN ... READ WRITE
 _OUTAGES = frozenset({READ_ONLY, "25P03", "25P04", "57014"})
 _OUTAGE_CLASSES = ("08", "53", "57P0", "58")
 UNIQUE_VIOLATION = "23505"
 NOT_ALLOWED = "42501"
 NO_SCHEMA = "3F000"
 QUERY_CANCELED = "57014"
+
+_READ_ONLY_TX = (
+    "the transaction that was handed over is read-only: begin it READ WRITE, on a "
+    "server that is no standby"
+)
+_STANDBY = (
+    "the server takes no writes, as a standby does not: give the address of the "
+    "primary, or several hosts with target_session_attrs=read-write"
+)
 
 
 class LookedTooLong(StoreUnavailable):
@@ -249,15 +259,17 @@ class Session:
                     pipeline.sync()
             return cursor.fetchall() if cursor.rownumber is not None else []
         except (psycopg.Error, UnicodeError) as error:
-            told = translate(error)
-            if isinstance(told, BackendError):
-                told = self._explained(told, error)
-            elif self.borrowed and getattr(error, "sqlstate", None) == READ_ONLY:
-                told = StoreUnavailable(
-                    "the transaction that was handed over is read-only: begin it READ "
-                    "WRITE, on a server that is no standby"
-                )
-            raise told from error
+            raise self._told(error, text) from error
+
+    def _told(self, error: Exception, text: bytes) -> StoreError:
+        """The error of a statement, with what to do about it where that is known."""
+        sqlstate = getattr(error, "sqlstate", None)
+        if sqlstate == READ_ONLY or (
+            sqlstate == NOT_SUPPORTED and text.startswith(_BEGIN)
+        ):
+            return StoreUnavailable(_READ_ONLY_TX if self.borrowed else _STANDBY)
+        told = translate(error)
+        return self._explained(told, error) if isinstance(told, BackendError) else told
 
     def _explained(self, told: BackendError, error: Exception) -> BackendError:
         """The same error with what to do about it, where that is known."""

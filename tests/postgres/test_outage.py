@@ -385,3 +385,22 @@ def test_a_pool_that_is_used_up_says_so(server, schema):
         pytest.raises(StoreUnavailable, match="all 1 of the pool are in use"),
     ):
         enqueue(store, "a")
+
+
+@pytest.mark.parametrize("options", ["", "-c statement_timeout=60s"])
+def test_a_standby_is_an_outage_that_says_what_it_is(options):
+    """Also where a session's settings ask for a transaction with settings of its own,
+    which a standby refuses to begin."""
+    with own_server() as server:
+        migrate_up(server.conninfo)
+        server.stop("fast")
+        (server.pgdata / "standby.signal").touch()
+        server.start()
+        url = make_conninfo(server.conninfo, options=options)
+        telling = r"^the server takes no writes, as a standby .* of the primary"
+        with closing(PgStore.connect(url)) as store:
+            assert store.inspect.get_job("a") is None
+            with pytest.raises(StoreUnavailable, match=telling):
+                enqueue(store, "a")
+            with pytest.raises(StoreUnavailable, match=telling):
+                admit(store)
