@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import frozen
 
@@ -19,9 +15,10 @@ from headgate_sync.errors import (
     InvalidRequest,
     MalformedPayload,
 )
+from headgate_sync.forks import ForksEndHere
 from headgate_sync.injection import Given, Injector
 from headgate_sync.lease import JobResult
-from headgate_sync.scalars import SIMPLE, Form, Mismatch
+from headgate_sync.scalars import ANY, SIMPLE, Form, Mismatch
 from headgate_sync.signals import Control
 from headgate_sync.steps import StepPlan
 
@@ -135,31 +132,25 @@ class Binding:
         self, arguments: Mapping[str, object], injected: Mapping[str, object]
     ) -> object:
         """Run the handler; whatever it raises comes out unchanged."""
-        caller = os.getpid()
-        try:
+        with ForksEndHere():
             return self._function(**arguments, **injected)
-        finally:
-            if os.getpid() != caller:
-                end_forked(sys.exception())
 
     def call_batch(self, jobs: list[BatchJob[Any]]) -> object:
         """Run a batch handler; whatever it raises comes out unchanged."""
-        caller = os.getpid()
-        try:
+        with ForksEndHere():
             return self._function(jobs)
-        finally:
-            if os.getpid() != caller:
-                end_forked(sys.exception())
 
     def encode_result(self, value: object) -> JobResult | None:
-        """What to store of a return value: None for None, bytes as they are.
+        """What to store of a return value: None for None.
+
+        Bytes are stored as they are, where the annotation says bytes or nothing.
 
         Raises:
             InvalidRequest: the value is none of the handler's annotation, or too large.
         """
         if value is None:
             return None
-        if isinstance(value, bytes):
+        if isinstance(value, bytes) and self._result in (SIMPLE[bytes], ANY):
             return JobResult(self.version, value)
         try:
             data = self._result_codec.encode(self._result.encode(value))
@@ -181,32 +172,3 @@ class Binding:
             raise MalformedPayload(
                 f"task {self.kind}: result: {mismatch}"
             ) from mismatch
-
-
-def end_forked(error: BaseException | None) -> NoReturn:
-    """End a process that the handler forked, as the interpreter ends one.
-
-    Its one thread would go on as the worker's: with the job, and with the connections,
-    of its parent.
-
-    Args:
-        error: what it left the handler with; None for a return.
-    """
-    status = 1
-    with suppress(Exception):  # standard error may be closed
-        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-            status = error.code or 0
-        elif isinstance(error, SystemExit):
-            print(error.code, file=sys.stderr)
-        elif error is not None:
-            traceback.print_exception(error)
-        else:
-            print(
-                "a process that a handler forked returned from the handler: it is "
-                "ended here; end it with os._exit()",
-                file=sys.stderr,
-            )
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(status & 0xFF)

@@ -15,6 +15,7 @@ from headgate_sync.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from headgate_sync.forks import ForksEndHere
 from headgate_sync.loggers import guarded
 from headgate_sync.store import Store, Transactional, TxHandle
 
@@ -105,7 +106,7 @@ def _run(
         if not transactional.claim_effect(handle, key):
             _roll_back(attempt, ending)
             return False
-        with attempt.exposed():
+        with attempt.exposed(), ForksEndHere():
             work(handle)
         _settle(attempt, transactional, handle, settle)
     except BaseException:

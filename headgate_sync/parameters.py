@@ -143,6 +143,8 @@ def read_parameters(
     returned = hints.get("return") if result_type else inspect.Parameter.empty
     if "return" not in hints:
         returned = inspect.Parameter.empty
+    if returned == bytes | None:
+        returned = bytes  # None stores nothing, and bytes are stored as they are
     return Parameters(
         payload=payload,
         annotations=annotations,

@@ -12,6 +12,7 @@ from typing import Any
 from headgate_sync.attempt import AttemptFault, LiveAttempt
 from headgate_sync.cancel import exception_for
 from headgate_sync.errors import AttemptCancelled, InvalidRequest, TrackedClosed
+from headgate_sync.forks import ForksEndHere
 from headgate_sync.loggers import guarded
 
 logger = guarded(__name__)
@@ -134,7 +135,8 @@ class Tracked:
         decimal.setcontext(decimal.getcontext().copy())
         future.set_running_or_notify_cancel()
         try:
-            value = function()
+            with ForksEndHere():
+                value = function()
         except BaseException as error:  # the top of a thread; told by `close`
             self._failed(error)
             future.set_exception(error)

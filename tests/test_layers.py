@@ -23,6 +23,7 @@ LAYERS = {
     "durations": VALUES,
     "envelope": VALUES,
     "identity": VALUES,
+    "forks": VALUES,
     "ids": VALUES,
     "lease": VALUES,
     "lifecycle": VALUES,

@@ -271,20 +271,41 @@ def test_a_result_without_annotation_is_plain_json():
     assert binding.encode_result({"b": 1, "a": [2]}) == JobResult(1, b'{"a":[2],"b":1}')
 
 
-def test_bytes_are_a_result_as_they_are():
-    def work() -> bytes: ...  # type: ignore[empty-body]
+@pytest.mark.parametrize("annotation", [bytes, bytes | None])
+def test_bytes_are_a_result_as_they_are(annotation):
+    def work(): ...
 
+    work.__annotations__["return"] = annotation
     binding = function_binding(work)
     result = binding.encode_result(b"\x00\xff")
     assert result == JobResult(1, b"\x00\xff")
     assert binding.decode_result(result) == b"\x00\xff"
 
 
-def test_what_a_handler_of_nothing_recorded_is_read_as_it_is():
-    def work() -> None: ...
+def test_bytes_among_others_are_a_result_of_the_annotation():
+    def work() -> list[int] | bytes: ...  # type: ignore[empty-body]
 
-    recorded = JobResult(1, b'{"a":1}')
-    assert function_binding(work).decode_result(recorded) == b'{"a":1}'
+    binding = function_binding(work)
+    for value in (b"\x00\xff", [1]):
+        assert binding.decode_result(binding.encode_result(value)) == value
+
+
+@pytest.mark.parametrize("annotation", [str, None])
+def test_bytes_that_are_not_annotated_are_refused_before_nobody_can_read_them(
+    annotation,
+):
+    def work(): ...
+
+    work.__annotations__["return"] = annotation
+    with pytest.raises(InvalidRequest, match=r"work: result: expected .*, got bytes"):
+        function_binding(work).encode_result(b"x")
+
+
+def test_what_a_handler_of_no_result_recorded_is_read_as_it_is():
+    def work(ctx: JobContext) -> None: ...
+
+    binding = function_binding(work)
+    assert binding.decode_result(JobResult(1, b"\xff")) == b"\xff"
 
 
 @pytest.mark.parametrize(
