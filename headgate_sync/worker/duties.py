@@ -26,6 +26,7 @@ EVICT_LIMIT = 1_000
 OPERATION_BATCH = 500
 RECONCILE_LIMIT = 100
 CROWDED_LIMIT = 10
+CROWDED_EVERY = 20  # times that the gate's counters are looked at
 HUNG_S = 60.0
 STAGGER_S = 0.05
 RELEASE_S = 1.0
@@ -215,12 +216,12 @@ def built_in_duties(
     emit: Emitter | None = None,
 ) -> list[Duty]:
     """The duties that this store can do."""
-    crowded: set[tuple[str, str]] = set()
+    crowds = Crowds()
     duties = [
         Duty("reclaimer", lambda: _reclaim(store, emit), now_s=now_s),
         Duty(
             "promoter",
-            lambda: _promote(store, emit, crowded),
+            lambda: _promote(store, emit, crowds),
             now_s=now_s,
             every_s=UPKEEP_INTERVAL_MS / 1000,
         ),
@@ -279,48 +280,60 @@ def _reclaim(store: Store, emit: Emitter | None) -> bool:
     return len(taken) >= RECLAIM_LIMIT
 
 
-def _promote(store: Store, emit: Emitter | None, crowded: set[tuple[str, str]]) -> bool:
+def _promote(store: Store, emit: Emitter | None, crowds: Crowds) -> bool:
     """Promote due jobs, then keep the gate's books; a fault of one spares the other."""
     promoted = 0
     try:
         promoted = store.promote_due(PROMOTE_LIMIT)
     finally:
-        folded = _fold(store, emit, crowded)
+        folded = _fold(store, emit, crowds)
     return promoted >= PROMOTE_LIMIT or folded >= FOLD_MAX
 
 
-def _fold(store: Store, emit: Emitter | None, crowded: set[tuple[str, str]]) -> int:
+def _fold(store: Store, emit: Emitter | None, crowds: Crowds) -> int:
     if store.maintenance is None:
         return 0
     try:
         folded = store.maintenance.gate_fold(FOLD_MAX)
         if folded < FOLD_MAX:
-            _reconcile(store.maintenance, emit, crowded)
+            _reconcile(store.maintenance, emit, crowds)
     except StoreError as error:
         logger.warning("gate upkeep: %s; tried again at the next tick", error)
         return 0
     return folded
 
 
-def _reconcile(
-    maintenance: Maintenance, emit: Emitter | None, crowded: set[tuple[str, str]]
-) -> None:
+def _reconcile(maintenance: Maintenance, emit: Emitter | None, crowds: Crowds) -> None:
     wrong = maintenance.gate_reconcile(RECONCILE_LIMIT)
     if wrong:
         logger.warning("the gate's counters were wrong for %d partitions", wrong)
         if emit is not None:
             emit(GateCorrected(count=wrong))
-    found = {
-        (each.queue, each.partition_key): each.classes
-        for each in maintenance.crowded_partitions(CROWDED_LIMIT)
-    }
-    for (queue, partition), classes in found.items():
-        if (queue, partition) not in crowded:
-            logger.warning(
-                "queue %s: jobs of %d rate classes wait in partition %r, more than %d: "
-                "classes take turns there, and admissions slow down; give jobs of the "
-                "same customer or host a partition of their own",
-                *(queue, classes, partition, MANY_CLASSES),
-            )
-    crowded.clear()
-    crowded.update(found)
+    crowds.look(maintenance)
+
+
+class Crowds:
+    """Warns of partitions with work of many rate classes, once while it stays so."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self, maintenance: Maintenance) -> None:
+        """Look at the first of so many calls."""
+        self._looks += 1
+        if self._looks % CROWDED_EVERY != 1:
+            return
+        found = {
+            (each.queue, each.partition_key): each.classes
+            for each in maintenance.crowded_partitions(CROWDED_LIMIT)
+        }
+        for (queue, partition), classes in found.items():
+            if (queue, partition) not in self._told:
+                logger.warning(
+                    "queue %s: jobs of %d rate classes wait in partition %r, more than "
+                    "%d: classes take turns there, and admissions slow down; give jobs "
+                    "of the same customer or host a partition of their own",
+                    *(queue, classes, partition, MANY_CLASSES),
+                )
+        self._told = set(found)
