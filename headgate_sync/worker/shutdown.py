@@ -86,11 +86,12 @@ def exit_status(
 class Signals:
     """Counts signals while installed, and restores the previous handlers afterwards.
 
-    SIGTERM, SIGINT and SIGHUP stop the worker, the second of them without waiting for
-    handlers; the third ends the process at once. A process that was started to outlive
-    its terminal ignores SIGHUP, and goes on doing so. SIGUSR1 toggles whether work is
-    taken, SIGUSR2 writes all stacks to standard error. A process that a handler forks
-    is no worker: it has the previous handlers, so that it can be ended.
+    SIGTERM and SIGINT stop the worker, the second of them without waiting for handlers;
+    the third ends the process at once. SIGHUP stops it too, but a terminal that closes
+    sends several, which count as one; a process that was started to outlive its
+    terminal ignores it, and goes on doing so. SIGUSR1 toggles whether work is taken,
+    SIGUSR2 writes all stacks to standard error. A process that a handler forks is no
+    worker: it has the previous handlers, so that it can be ended.
     """
 
     def __init__(self, bell: Bell) -> None:
@@ -103,14 +104,11 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             logger.info("not on the main thread: signal handlers are not installed")
             return self
-        stops = [signal.SIGTERM, signal.SIGINT]
-        if (
-            hasattr(signal, "SIGHUP")
-            and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        ):
-            stops.append(signal.SIGHUP)
-        for signum in stops:
+        for signum in (signal.SIGTERM, signal.SIGINT):
             self._previous[signum] = signal.signal(signum, self._stop)
+        hangup = getattr(signal, "SIGHUP", None)
+        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+            self._previous[hangup] = signal.signal(hangup, self._hang_up)
         if hasattr(signal, "SIGUSR1"):
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._toggle)
         if hasattr(faulthandler, "register") and sys.__stderr__ is not None:
@@ -142,6 +140,10 @@ class Signals:
         if self.stops >= 3:
             os._exit(128 + signum)
         self._bell.ring()
+
+    def _hang_up(self, signum: int, frame: FrameType | None) -> None:
+        if self.stops == 0:
+            self._stop(signum, frame)
 
     def _toggle(self, signum: int, frame: FrameType | None) -> None:
         self.toggles += 1

@@ -33,6 +33,18 @@ def test_an_idle_worker_ends_at_once(fleet: Fleet, signum: int) -> None:
     assert "Traceback" not in worker.said
 
 
+def test_a_terminal_that_closes_may_say_so_more_than_once(fleet: Fleet) -> None:
+    worker = fleet.start_ready()
+    fleet.enqueue("waits", "a", payload=b'{"seconds":2}')
+    started(fleet, "a")
+    worker.signal(signal.SIGHUP)
+    fleet.wait_for(lambda: "stops" in worker.said, "it drains")
+    for _ in range(2):
+        worker.signal(signal.SIGHUP)
+    assert worker.wait() == 0
+    assert fleet.state("a") == "completed"
+
+
 def test_a_worker_that_outlives_its_terminal_goes_on(fleet: Fleet) -> None:
     """As under `nohup`, which has its command ignore the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
