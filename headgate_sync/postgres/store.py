@@ -11,7 +11,11 @@ from psycopg_pool import ConnectionPool
 
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import StoreError
-from headgate_sync.inspection import CRASH_LIMIT_REASON, LEASE_LOST_ERROR
+from headgate_sync.inspection import (
+    CRASH_LIMIT_REASON,
+    LEASE_EXPIRED,
+    LEASE_LOST_ERROR,
+)
 from headgate_sync.lease import (
     Ack,
     AdmissionBatch,
@@ -292,6 +296,7 @@ class PgStore:
             max_jobs=limit,
             crash_limit=self._options.crash_limit,
             error=LEASE_LOST_ERROR,
+            code=LEASE_EXPIRED,
             reason=CRASH_LIMIT_REASON,
             apart_ms=Int8(APART_MS),
             **self._options.backoff,

@@ -20,14 +20,14 @@ CREATE FUNCTION {schema}.headgate_soonest_lapse() RETURNS bigint
 -- Before its last chance each job that one worker loses together with others gets a moment of its own, in the order of the
 -- leases: the one that ends its worker must not take the others into quarantine.
 --
--- Arguments: limit; the limit of crashes, the backoff, how far such jobs are kept apart, the cap of the history; texts for
---            the history and the registry.
+-- Arguments: limit; the limit of crashes, the backoff, how far such jobs are kept apart, the cap of the history; text
+--            and code for the history, text for the registry.
 -- Rows:      id, fingerprint, crashes and whether it is quarantined now, kind, queue and worker, of each job taken back, in
 --            order.
 -- Locks:     the job rows, skipping what is locked, then registry rows by fingerprint.
 CREATE FUNCTION {schema}.headgate_reclaim(
   p_limit integer, p_crash_limit integer, p_retry_base_ms bigint, p_retry_cap_ms bigint, p_max_doublings integer,
-  p_apart_ms bigint, p_max_history integer, p_error text, p_reason text)
+  p_apart_ms bigint, p_max_history integer, p_error text, p_code text, p_reason text)
   RETURNS TABLE (
     job_id text, fingerprint text, crash_attempt integer, quarantined boolean, kind text, queue text, worker text)
   LANGUAGE plpgsql VOLATILE
@@ -83,7 +83,7 @@ BEGIN
       END,
       finalized_at_ms = CASE WHEN job.crash_attempt + 1 < p_crash_limit THEN NULL ELSE v_now END,
       reason_code = CASE WHEN job.crash_attempt + 1 < p_crash_limit THEN job.reason_code ELSE 'crash_limit' END,
-      error_code = 'LEASE_EXPIRED', latency_ms = least(greatest(0, v_now - job.claimed_at_ms), 2147483647),
+      error_code = p_code, latency_ms = least(greatest(0, v_now - job.claimed_at_ms), 2147483647),
       lease_id = NULL, lease_expires_at_ms = NULL, claimed_by = NULL, claimed_at_ms = NULL, rate_charge = 0,
       settled_lease_id = NULL, settled_outcome = NULL,
       checkpoint = CASE
@@ -106,7 +106,7 @@ BEGIN
         END
         || jsonb_build_array(jsonb_build_object(
           'at_ms', v_now, 'outcome', 'lease_lost', 'error', p_error, 'crash_attempt', job.crash_attempt + 1,
-          'latency_ms', least(greatest(0, v_now - job.claimed_at_ms), 2147483647), 'error_code', 'LEASE_EXPIRED',
+          'latency_ms', least(greatest(0, v_now - job.claimed_at_ms), 2147483647), 'error_code', p_code,
           'worker', job.claimed_by, 'fence', job.fence))
     WHERE job.ctid = ANY (v_tids)
     RETURNING job.seq, job.id, job.fingerprint, job.crash_attempt, job.state = 'quarantined' AS quarantined, job.kind,
