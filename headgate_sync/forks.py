@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from types import TracebackType
 from typing import NoReturn
 
 
@@ -18,12 +17,7 @@ class ForksEndHere:
     def __enter__(self) -> None:
         self._pid = os.getpid()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if os.getpid() != self._pid:
             _end(error)
 

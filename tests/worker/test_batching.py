@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -178,28 +176,6 @@ def test_what_a_batch_handler_raises_fails_them_all(store: Any) -> None:
     begin(bench_of(store, handler))
     assert {state_of(store, id) for id in "abc"} == {State.RETRYABLE}
     assert {job(store, id).attempt for id in "abc"} == {1}
-
-
-def test_a_process_that_a_batch_handler_forks_ends_where_it_leaves_the_handler(
-    store: Any,
-) -> None:
-    parent, codes = os.getpid(), []
-
-    def handler(jobs: list[BatchJob[Any]]) -> list[None]:
-        pid = os.fork()
-        if pid == 0:
-            sys.exit(3)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        return [None] * len(jobs)
-
-    put(store, *"abc")
-    bench = bench_of(store, handler)
-    try:
-        begin(bench)
-    finally:
-        if os.getpid() != parent:
-            os._exit(99)
-    assert codes == [3]
 
 
 def test_one_bad_result_fails_one_job(store: Any) -> None:
