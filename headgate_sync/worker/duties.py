@@ -320,7 +320,7 @@ class Crowds:
         self._told: set[tuple[str, str]] = set()
 
     def look(self, maintenance: Maintenance) -> None:
-        """Look at the first of so many calls."""
+        """Look at the first call, and at every twentieth after it."""
         self._looks += 1
         if self._looks % CROWDED_EVERY != 1:
             return

@@ -448,6 +448,17 @@ class CrowdedHistory(History):
         return super().hint(batch, request)
 
 
+class LanedHistory(PlainHistory):
+    """Fewer classes than the short road takes, in more lanes than fit."""
+
+    classes = tuple(f"d{n:02}" for n in range(15))
+    pinned_to = ("",)
+
+    def __init__(self, seed: int, backends: tuple[Backend, Backend]) -> None:
+        super().__init__(seed, backends)
+        self.partitions = [f"p{n}" for n in range(self.random.choice([2, 4, 8]))]
+
+
 def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
     """Running jobs by what the ceiling counts."""
     found: dict[str, int] = {}
@@ -464,7 +475,9 @@ def _under(limit: Ceiling, held: Snapshot) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kind", [History, RoomyHistory, PlainHistory, CrowdedHistory])
+@pytest.mark.parametrize(
+    "kind", [History, RoomyHistory, PlainHistory, LanedHistory, CrowdedHistory]
+)
 def test_both_stores_decide_alike(
     memory: MemoryBackend, postgres: PostgresBackend, kind: type[History], seed: int
 ):

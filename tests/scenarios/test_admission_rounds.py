@@ -118,3 +118,15 @@ def test_two_queues_take_turns_for_as_long_as_they_have_work(store, lane):
                 batch = admit(store, 1, queues=both)
                 assert ids(batch) == [f"{queue}{name}-{turn}"]
                 ack_all(store, batch)
+
+
+def test_a_new_partition_of_many_classes_begins_with_the_first_of_them(store):
+    """Also where others had been served in some of them, and in the rest nobody."""
+    for turn in range(6):
+        for n in range(40):
+            fill(store, f"A{turn}-{n:02}", 1, partition_key="A", rate_class=f"c{n:02}")
+    for _ in range(6):
+        ack_all(store, admit(store, 16))
+    for n in range(80):
+        fill(store, f"B-{n:02}", 1, partition_key="B", rate_class=f"c{n:02}")
+    assert ids(admit(store, 3)) == ["B-00-1", "B-01-1", "B-02-1"]
