@@ -18,6 +18,7 @@ from typing import Any
 from attrs import Attribute, field, fields, frozen
 
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.loggers import visible
 
 DEFAULT_QUEUE = "default"
 DEFAULT_MAX_ATTEMPTS = 25
@@ -101,7 +102,7 @@ def check_kind(kind: str) -> None:
     """
     if not _is_kind(kind):
         raise InvalidRequest(
-            f"invalid kind `{kind}`: 1-{MAX_KIND_BYTES} characters, "
+            f"invalid kind `{visible(str(kind))}`: 1-{MAX_KIND_BYTES} characters, "
             "first [A-Za-z0-9_], rest [A-Za-z0-9_] or one of -[]<>/.:+"
         )
 

@@ -105,7 +105,8 @@ def translate(error: BaseException) -> StoreError:
     """The store's error for what the driver or the pool raised, by SQLSTATE.
 
     Without a SQLSTATE an operational error (refused, lost, pool empty) is an outage;
-    anything else is a fault of the statement.
+    anything else is a fault of the statement. The text is the server's message and its
+    hint: the details quote rows, so payloads, and the context whole statements.
     """
     if isinstance(error, StoreError):
         return error
@@ -113,7 +114,7 @@ def translate(error: BaseException) -> StoreError:
     if isinstance(error, PoolClosed) and "not open yet" not in str(error):
         return StoreClosed(str(error))
     sqlstate = getattr(error, "sqlstate", None)
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_said(error).split()) or type(error).__name__
     if sqlstate is None:
         if isinstance(
             error, psycopg.OperationalError | psycopg.InterfaceError | OSError
@@ -125,6 +126,16 @@ def translate(error: BaseException) -> StoreError:
     if sqlstate in _OUTAGES or sqlstate.startswith(_OUTAGE_CLASSES):
         return StoreUnavailable(text)
     return BackendError(text, sqlstate=sqlstate)
+
+
+def _said(error: BaseException) -> str:
+    diagnosis = getattr(error, "diag", None)
+    if diagnosis is None or not diagnosis.message_primary:
+        return str(error)
+    hint = diagnosis.message_hint
+    return (
+        f"{diagnosis.message_primary} ({hint})" if hint else diagnosis.message_primary
+    )
 
 
 def read_address(
@@ -269,13 +280,11 @@ class Session:
         ):
             return StoreUnavailable(_READ_ONLY_TX if self.borrowed else _STANDBY)
         told = translate(error)
-        return self._explained(told, error) if isinstance(told, BackendError) else told
+        return self._explained(told) if isinstance(told, BackendError) else told
 
-    def _explained(self, told: BackendError, error: Exception) -> BackendError:
+    def _explained(self, told: BackendError) -> BackendError:
         """The same error with what to do about it, where that is known."""
-        # Not what follows it, such as the whole statement of a function.
-        diagnosis = getattr(error, "diag", None)
-        why = (diagnosis and diagnosis.message_primary) or told.message
+        why = told.message
         info = self.connection.info
         if told.sqlstate == NOT_ALLOWED:
             text = (

@@ -38,6 +38,7 @@ from tests.builders import (
     state_of,
     steer,
 )
+from tests.postgres.watching import end_sessions
 
 UNAVAILABLE = (
     "08000", "08001", "08003", "08004", "08006", "08P01", "25006", "25P03", "25P04",
@@ -108,6 +109,24 @@ def test_only_outages_and_conflicts_may_be_repeated_blindly():
     assert translate(of_sqlstate("57P01")).retryable
     assert translate(of_sqlstate("40001")).retryable
     assert not translate(of_sqlstate("23514")).retryable
+
+
+def test_what_a_statement_was_given_is_not_told(admin):
+    """The details of a broken constraint are the row, so a payload."""
+    admin.execute(
+        "CREATE TEMPORARY TABLE told "
+        "(payload text, CONSTRAINT short CHECK (payload = ''))"
+    )
+    with pytest.raises(psycopg.Error) as broken:
+        admin.execute("INSERT INTO told VALUES ('a secret')")
+    assert "a secret" in str(broken.value)
+    told = translate(broken.value)
+    assert "short" in str(told)
+    assert "a secret" not in str(told)
+    admin.execute("DROP TABLE told")
+    with pytest.raises(psycopg.Error) as unknown:
+        admin.execute("SELECT missing_one('a secret')")
+    assert str(translate(unknown.value)).endswith("explicit type casts.)")
 
 
 # Hostile defaults
@@ -398,10 +417,9 @@ def test_a_pool_whose_threads_have_ended_is_an_outage(admin, database_url):
         for worker in pool._workers:
             worker.join()
         assert db.rows("store_now")
-        admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-            " WHERE application_name = 'headgate-unkept'"
-        )
+        with pool.connection() as connection:
+            ended = connection.info.backend_pid
+        end_sessions(admin, ended)
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 db.rows("store_now")

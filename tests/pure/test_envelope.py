@@ -23,6 +23,7 @@ from headgate_sync.envelope import (
     unique_key_of,
 )
 from headgate_sync.errors import InvalidRequest
+from headgate_sync.loggers import visible
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -79,7 +80,7 @@ def test_a_malformed_kind_is_refused(kind):
     with pytest.raises(InvalidRequest) as raised:
         check_kind(kind)
     assert raised.value.message == (
-        f"invalid kind `{kind}`: 1-128 characters, first [A-Za-z0-9_], "
+        f"invalid kind `{visible(kind)}`: 1-128 characters, first [A-Za-z0-9_], "
         "rest [A-Za-z0-9_] or one of -[]<>/.:+"
     )
 
