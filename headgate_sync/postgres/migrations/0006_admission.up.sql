@@ -1846,12 +1846,13 @@ BEGIN
     v_plain := drawn.seqs IS NOT NULL
       AND (cardinality(drawn.seqs) > v_room - lanes.inflights[1]) IS NOT TRUE;
   ELSIF v_plain AND np > 0 THEN
-    -- Where one job of each lane fills the capacity, two are drawn of each of the lanes that were served least recently;
-    -- else as many as the shares allow and one more. More is drawn while that may hide what comes before it.
+    -- Where one job of each lane fills the capacity, three are drawn of each of the lanes that were served least recently,
+    -- enough for a share with one round of saved credit; else as many as the shares allow and one more. More is drawn
+    -- while that may hide what comes before it.
     v_quantum := CASE WHEN p_quantum = 0 THEN greatest(1, (p_capacity + np - 1) / np) ELSE p_quantum END;
     v_all := lanes.n <= 4;
     v_beyond := CASE WHEN v_all THEN p_capacity ELSE 1 END;
-    v_most := CASE WHEN lanes.n >= p_capacity THEN 2 ELSE p_capacity END;
+    v_most := CASE WHEN lanes.n >= p_capacity THEN 3 ELSE p_capacity END;
     LOOP
       SELECT array_agg(c.lane) FILTER (WHERE c.is_picked) AS lanes, array_agg(c.seq) FILTER (WHERE c.is_picked) AS seqs,
         array_agg(c.tid) FILTER (WHERE c.is_picked) AS tids, array_agg(c.weight) FILTER (WHERE c.is_picked) AS weights,
