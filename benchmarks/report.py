@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class Spread:
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @define

@@ -28,7 +28,7 @@ PICTURES = os.environ.get("HEADGATE_SCREENSHOTS")
 # An address, and what is there once the page shows what it is for.
 LOOKS = {
     "": '[data-key="pressure"] tbody tr',
-    "queues": ".queue.panel:nth-child(100)",
+    "queues": ".queue.panel:nth-child(50)",
     f"queue?name={quote(BIG)}": '[data-key="partitions"] tbody tr',
     f"queue?name={quote(CLOSED)}": "text=closed to producers",
     f"queue?name={quote(PAUSED)}": ".title .badge.warn",
