@@ -1,4 +1,7 @@
-"""What one admit costs beside the bare claim, at several depths and widths."""
+"""What one admit costs beside the bare claim, at several depths and widths.
+
+Bare is a claim from a plain table; same is one from a copy of the rows and indexes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from benchmarks.bare import Bare, bare
 from benchmarks.database import fresh_store
 from benchmarks.load import at_rest, backlog, preload
 from benchmarks.report import Report, percentile
+from benchmarks.twin import twin
 from headgate_sync.lease import Ack, AdmitRequest
 from headgate_sync.lifecycle import Outcome
 from headgate_sync.postgres.store import PgStore
@@ -40,18 +44,24 @@ def run(url: str, options: Namespace) -> Report:
             with fresh_store(url) as store:
                 backlog(url, store, rows, partitions=partitions)
                 settle_news(store)
-                at_rest(url)
-                runs = []
+                runs, same_p50 = [], []
                 for _ in range(options.runs):
+                    with twin(url) as copy:
+                        at_rest(url)
+                        copy.claims(20, options.capacity)
+                        same = copy.claims(options.calls, options.capacity)
+                        same_p50.append(percentile(same, 0.5))
                     # Past the fold of what the load appended, and at the same depth.
                     _admits(store, options, calls=20)
                     runs.append(_admits(store, options))
                     spent = (options.calls + 20) * options.capacity
                     preload(store, spent, partitions=partitions)
             p50 = [percentile(run, 0.5) for run in runs]
+            report.figure(f"same_p50_ms_{scene}", same_p50)
             medians.append(report.figure(f"admit_p50_ms_{scene}", p50))
             report.figure(f"admit_p95_ms_{scene}", [percentile(r, 0.95) for r in runs])
             report.ratio(f"admit/bare_{scene}", p50, plain_p50)
+            report.ratio(f"admit/same_{scene}", p50, same_p50)
     report.ratios["slowest/fastest_scene"] = round(max(medians) / min(medians), 3)
     return report
 

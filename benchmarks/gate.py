@@ -22,6 +22,7 @@ from benchmarks.bare import bare
 from benchmarks.database import SCHEMA, fresh_store
 from benchmarks.load import at_rest, backlog, enqueue_all, envelopes, multiply
 from benchmarks.report import Report, percentile
+from benchmarks.twin import twin
 from headgate_sync.envelope import Envelope
 from headgate_sync.lease import Ack, AdmissionBatch, AdmitRequest
 from headgate_sync.lifecycle import Outcome
@@ -127,6 +128,7 @@ def scenes(url: str, options: Namespace, report: Report) -> None:
                 with fresh_store(url) as store:
                     _fill(url, store, scene)
                     settle_news(store)
+                    same = [] if scene.kind else _same(url, options)
                     at_rest(url)
                     Admitter(store, options.capacity).calls(20)
                     runs, bares = [], []
@@ -141,7 +143,20 @@ def scenes(url: str, options: Namespace, report: Report) -> None:
                     report.figure(f"p95_ms_{scene}", p95)
                     report.figure(f"buffers_{scene}", _buffers(url, options))
                     report.ratio(f"admit/bare_{scene}", p50, bares)
+                    if same:
+                        report.ratio(f"admit/same_{scene}", p50, same)
     report.ratios["slowest/fastest_scene"] = round(max(medians) / min(medians), 3)
+
+
+def _same(url: str, options: Namespace) -> list[float]:
+    """The claim from a copy of the scene's rows: one figure a run."""
+    with twin(url) as copy:
+        at_rest(url)
+        copy.claims(20, options.capacity)
+        taken = [
+            copy.claims(options.calls, options.capacity) for _ in range(options.runs)
+        ]
+    return [percentile(times, 0.5) for times in taken]
 
 
 def _scenes_of(number: int, options: Namespace) -> Iterator[Scene]:
