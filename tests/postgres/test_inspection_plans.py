@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import count
 
 import psycopg
@@ -311,3 +312,41 @@ def test_looking_waits_for_no_writer(store):
         for look, _, _ in CALLS.values():
             look(store.inspect)
         writer.rollback()
+
+
+def test_partitions_are_compared_with_what_was_added_up_once(admin):
+    """Whatever the planner expects of a window: it is no loop within a loop."""
+    plans: list[str] = []
+    with admin.transaction(force_rollback=True):
+        try:
+            admin.execute("LOAD 'auto_explain'")
+        except psycopg.errors.UndefinedFile:
+            pytest.skip("this server comes without auto_explain")
+        admin.execute(
+            sql.SQL(
+                "INSERT INTO {}.headgate_minute_counter "
+                "SELECT 'crowd', n::text, 60000, 1 + mod(n, 3), 1 "
+                "FROM generate_series(1, 500) AS n"
+            ).format(sql.Identifier(SCHEMA))
+        )
+        admin.execute(
+            "SET LOCAL auto_explain.log_min_duration = 0;"
+            "SET LOCAL auto_explain.log_nested_statements = on;"
+            "SET LOCAL auto_explain.log_analyze = on;"
+            "SET LOCAL client_min_messages = log"
+        )
+        admin.add_notice_handler(
+            handler := lambda told: plans.append(told.message_primary or "")
+        )
+        found = admin.execute(
+            sql.SQL(
+                "SELECT noisy, has_more"
+                " FROM {}.headgate_quiet_groups('crowd', 60000, 1000, 1)"
+            ).format(sql.Identifier(SCHEMA))
+        ).fetchone()
+        admin.remove_notice_handler(handler)
+    assert found == ([], False)
+    told = "\n".join(plans)
+    assert "CTE Scan on traffic" in told
+    made = re.findall(r"Aggregate  \(cost[^\n]* loops=(\d+)\)", told)
+    assert set(made) == {"1"}

@@ -4,7 +4,6 @@ DROP FUNCTION {schema}.headgate_run_operation;
 DROP FUNCTION {schema}.headgate_touch_jobs;
 DROP FUNCTION {schema}.headgate_forget_queue;
 DROP FUNCTION {schema}.headgate_quiet_groups;
-DROP FUNCTION {schema}.headgate_queue_traffic;
 DROP FUNCTION {schema}.headgate_counts;
 DROP FUNCTION {schema}.headgate_unfinished_jobs;
 DROP FUNCTION {schema}.headgate_count_states;

@@ -68,11 +68,9 @@ $$;
 
 -- Count the jobs of states, of one queue or of all, each up to the same limit.
 --
--- Returns: one number for each state, in order.
+-- Returns: one number for each state, in order. The settings are those of headgate_counts, which alone calls it.
 CREATE FUNCTION {schema}.headgate_count_states(p_queue text, p_states text[], p_limit bigint) RETURNS bigint[]
   LANGUAGE plpgsql STABLE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 BEGIN
   IF p_queue IS NULL THEN
@@ -102,11 +100,10 @@ BEGIN
     ORDER BY wanted.place);
 END $$;
 
--- The unfinished jobs of one queue or of all, by the counters; null where these are too many to be added up.
+-- The unfinished jobs of one queue or of all, by the counters; null where these are too many to be added up. The settings
+-- are those of headgate_counts, which alone calls it.
 CREATE FUNCTION {schema}.headgate_unfinished_jobs(p_queue text, p_limit bigint) RETURNS bigint
   LANGUAGE plpgsql STABLE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 BEGIN
   IF p_queue IS NOT NULL THEN
@@ -138,6 +135,7 @@ CREATE FUNCTION {schema}.headgate_counts(
   RETURNS TABLE (state text, jobs bigint, at_least boolean)
   LANGUAGE plpgsql STABLE
   SET search_path = pg_catalog, pg_temp
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
   v_began timestamptz := clock_timestamp();
@@ -211,43 +209,6 @@ BEGIN
   END LOOP;
 END $$;
 
--- Arrivals and completions by partition in a minute and the one after it, by key; one partition more than asked for tells
--- of others.
-CREATE FUNCTION {schema}.headgate_queue_traffic(p_queue text, p_since_ms bigint, p_partitions integer, p_rows integer)
-  RETURNS TABLE (partition_key text, arrived bigint, completed bigint)
-  LANGUAGE plpgsql STABLE
-  SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-  AS $$
-#variable_conflict use_column
-BEGIN
-  RETURN QUERY
-  SELECT part.partition_key, sum(part.arrived)::bigint, sum(part.completed)::bigint
-  FROM (
-    -- The first keys of both minutes hold the first keys of the window.
-    (SELECT counter.partition_key, counter.arrived, counter.completed
-    FROM {schema}.headgate_minute_counter AS counter
-    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms
-    ORDER BY counter.partition_key
-    LIMIT p_partitions + 1)
-    UNION ALL
-    (SELECT counter.partition_key, counter.arrived, counter.completed
-    FROM {schema}.headgate_minute_counter AS counter
-    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000
-    ORDER BY counter.partition_key
-    LIMIT p_partitions + 1)
-    UNION ALL
-    (SELECT tally.partition_key, tally.arrived, tally.completed
-    FROM {schema}.headgate_tally AS tally
-    WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms AND (tally.arrived <> 0 OR tally.completed <> 0)
-    ORDER BY tally.entry DESC
-    LIMIT p_rows)
-  ) AS part
-  GROUP BY part.partition_key
-  ORDER BY part.partition_key
-  LIMIT p_partitions + 1;
-END $$;
-
 -- The noisy partitions of a queue, whose arrivals are more than twice the mean of the others, and the backlog without
 -- them.
 --
@@ -266,12 +227,57 @@ CREATE FUNCTION {schema}.headgate_quiet_groups(p_queue text, p_since_ms bigint, 
 DECLARE
   v_seen bigint;
 BEGIN
+  noisy := ARRAY[]::text[];
+  arrived := 0;
+  completed := 0;
+  has_more := false;
+  -- Most queues have one partition, and who is alone is not noisy.
+  SELECT count(*) INTO v_seen
+  FROM (
+    (SELECT FROM {schema}.headgate_minute_counter AS counter
+    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms LIMIT 2)
+    UNION ALL
+    (SELECT FROM {schema}.headgate_minute_counter AS counter
+    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000 LIMIT 2)
+    UNION ALL
+    (SELECT FROM {schema}.headgate_tally AS tally
+    WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms LIMIT 2)
+  ) AS seen;
+  IF v_seen < 2 THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
   WITH traffic AS MATERIALIZED (
-    SELECT seen.partition_key, seen.arrived, seen.completed,
-      row_number() OVER (ORDER BY seen.partition_key) AS place
-    FROM {schema}.headgate_queue_traffic(p_queue, p_since_ms, p_partitions, 50 * p_partitions) AS seen
+    SELECT seen.*, row_number() OVER (ORDER BY seen.partition_key) AS place
+    FROM (
+      SELECT part.partition_key, sum(part.arrived)::bigint AS arrived, sum(part.completed)::bigint AS completed
+      FROM (
+        -- The first keys of both minutes hold the first keys of the window.
+        (SELECT counter.partition_key, counter.arrived, counter.completed
+        FROM {schema}.headgate_minute_counter AS counter
+        WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms
+        ORDER BY counter.partition_key
+        LIMIT p_partitions + 1)
+        UNION ALL
+        (SELECT counter.partition_key, counter.arrived, counter.completed
+        FROM {schema}.headgate_minute_counter AS counter
+        WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000
+        ORDER BY counter.partition_key
+        LIMIT p_partitions + 1)
+        UNION ALL
+        (SELECT tally.partition_key, tally.arrived, tally.completed
+        FROM {schema}.headgate_tally AS tally
+        WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms AND (tally.arrived <> 0 OR tally.completed <> 0)
+        ORDER BY tally.entry DESC
+        LIMIT 50 * p_partitions)
+      ) AS part
+      GROUP BY part.partition_key
+      ORDER BY part.partition_key
+      LIMIT p_partitions + 1
+    ) AS seen
   ),
-  whole AS (
+  -- Once, and not anew for each partition.
+  whole AS MATERIALIZED (
     SELECT count(*) AS partitions, coalesce(sum(traffic.arrived), 0) AS arrived
     FROM traffic
     WHERE traffic.place <= p_partitions
@@ -284,10 +290,9 @@ BEGIN
       AND traffic.arrived * (whole.partitions - 1) > 2 * (whole.arrived - traffic.arrived)
   )
   SELECT coalesce(array_agg(loud.partition_key), ARRAY[]::text[]), coalesce(sum(loud.arrived), 0)::bigint,
-    coalesce(sum(loud.completed), 0)::bigint, (SELECT max(traffic.place) > p_partitions FROM traffic)
+    coalesce(sum(loud.completed), 0)::bigint, (SELECT coalesce(max(traffic.place) > p_partitions, false) FROM traffic)
   INTO noisy, arrived, completed, has_more
   FROM loud;
-  has_more := coalesce(has_more, false);
   IF cardinality(noisy) > 0 THEN
     SELECT count(*), count(*) FILTER (WHERE sample.partition_key <> ALL (noisy))
     INTO v_seen, backlog
