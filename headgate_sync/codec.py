@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import repeat
 from typing import Any, NoReturn, Protocol
 
 from headgate_sync.errors import InvalidRequest, MalformedPayload
+
+MAX_NESTING = 100
+"""How deep lists and dicts may stand in each other. Python's own limit depends on who
+reads: what a script could write, a handler below a deeper stack could not read."""
 
 
 class Codec(Protocol):
@@ -49,32 +54,39 @@ def check_codec(name: str, codec: object) -> None:
             )
 
 
-def plain_fault(value: object) -> str | None:
+def plain_fault(value: object, room: int = MAX_NESTING) -> str | None:
     """Say what keeps a value from being plain; None when nothing does.
 
     Tuples and keys of other types are refused: JSON would silently turn them into lists
     and texts.
+
+    Args:
+        room: how many levels of lists and dicts there may be.
     """
     if value is None or isinstance(value, bool | int):
         return None
     if isinstance(value, str):
-        if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
-            return None
-        return "a lone surrogate in a text"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "a lone surrogate in a text"
+        return None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value!r}, which JSON cannot say"
+    if not isinstance(value, list | dict):
+        return type(value).__name__
+    if room < 1:
+        return f"lists and dicts nested more than {MAX_NESTING} deep"
     if isinstance(value, list):
-        faults = map(plain_fault, value)
+        faults = map(plain_fault, value, repeat(room - 1))
         return next((fault for fault in faults if fault is not None), None)
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                return f"a dict key of type {type(key).__name__}"
-            fault = plain_fault(key) or plain_fault(item)
-            if fault is not None:
-                return fault
-        return None
-    return type(value).__name__
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f"a dict key of type {type(key).__name__}"
+        fault = plain_fault(key) or plain_fault(item, room - 1)
+        if fault is not None:
+            return fault
+    return None
 
 
 def _finite(text: str) -> float:
@@ -108,8 +120,6 @@ class JsonCodec:
                 sort_keys=True,
                 separators=(",", ":"),
             )
-        except RecursionError:
-            raise InvalidRequest("the value is nested too deeply for JSON") from None
         except ValueError as error:
             if isinstance(error, InvalidRequest):
                 raise

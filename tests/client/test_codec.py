@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate_sync.codec import JSON, plain_fault
+from headgate_sync.codec import JSON, MAX_NESTING, plain_fault
 from headgate_sync.errors import InvalidRequest, MalformedPayload
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -65,10 +65,25 @@ def test_what_json_would_bend_or_refuse_is_refused(value, fault):
     assert plain_fault(value) is not None
 
 
+def nested(depth):
+    value: object = 1
+    for level in range(depth):
+        value = {"in": value} if level % 2 else [value]
+    return value
+
+
+def test_what_can_be_written_can_be_read_below_any_stack():
+    """Python refuses by what is left of the stack of whoever asks."""
+    deepest = nested(MAX_NESTING)
+    assert JSON.decode(JSON.encode(deepest)) == deepest
+    with pytest.raises(InvalidRequest, match="nested more than 100 deep"):
+        JSON.encode(nested(MAX_NESTING + 1))
+
+
 def test_depth_without_end_is_refused_and_not_a_crash():
     endless: list[object] = []
     endless.append(endless)
-    with pytest.raises(InvalidRequest, match="nested too deeply"):
+    with pytest.raises(InvalidRequest, match="nested more than 100 deep"):
         JSON.encode(endless)
     with pytest.raises(MalformedPayload, match="nested too deeply"):
         JSON.decode(b"[" * 100_000)
