@@ -521,7 +521,8 @@ class JobContext:
 
         Raises:
             InvalidRequest: the name was used in this attempt, is not declared, the step
-                begins inside of another one, or follows one that failed.
+                begins inside of another one, or follows one that failed; the function
+                gave a coroutine or a generator, so that it has not run.
             StaleCheckpoint: an earlier attempt completed another step at this point;
                 the job becomes undecodable.
             LeaseLost: the job is not held any more.
@@ -670,7 +671,8 @@ class JobContext:
             LeaseLost: the job is not held any more; nothing was committed.
             Unsupported: the store has no transactions.
             InvalidRequest: a result was recorded, which could not be stored in the same
-                commit; or `tx` has a transaction or pending changes.
+                commit; `tx` has a transaction or pending changes; or the work gave a
+                coroutine or a generator, so that it has not run.
             StoreUnavailable: the reply to the commit was lost; the worker finds out.
         """
         if self._result is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NewType, TypeVar, Union
 
 from attrs import frozen
 
+from headgate_sync.callables import is_asynchronous
 from headgate_sync.envelope import Envelope
 from headgate_sync.errors import ExtractionError, InvalidRequest
 from headgate_sync.loggers import guarded
@@ -250,18 +251,6 @@ def _meta(mark: Meta) -> Injector:
             raise ExtractionError("meta", text) from error
 
     return fill
-
-
-def is_asynchronous(function: object) -> bool:
-    """Whether a call gives a coroutine or an asynchronous generator, as far as is told.
-
-    An object is asked for its `__call__`.
-    """
-    return any(
-        test(each)
-        for each in (function, getattr(type(function), "__call__", None))  # noqa: B004
-        for test in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    )
 
 
 def _depends(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headgate_sync.attempt import LiveAttempt, Settlement
+from headgate_sync.callables import check_ran
 from headgate_sync.client.tx import join
 from headgate_sync.errors import (
     InvalidRequest,
@@ -107,7 +108,7 @@ def _run(
             _roll_back(attempt, ending)
             return False
         with attempt.exposed(), ForksEndHere():
-            work(handle)
+            check_ran("once" if settle is None else "step_once", work(handle))
         _settle(attempt, transactional, handle, settle)
     except BaseException:
         _roll_back(attempt, ending)

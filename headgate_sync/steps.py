@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import evolve, field, frozen
 
 from headgate_sync.attempt import LiveAttempt
+from headgate_sync.callables import check_ran
 from headgate_sync.codec import JSON, Codec
 from headgate_sync.envelope import MAX_INT32, check_identifier, check_int, check_text
 from headgate_sync.errors import (
@@ -191,7 +192,7 @@ class Steps:
         if not self.enter(name):
             return None
         with self._closing(name):
-            return function(*args, **kw)
+            return check_ran(f"step {name}", function(*args, **kw))
 
     def iterate(
         self,

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from headgate_sync.attempt import AttemptFault, LiveAttempt
+from headgate_sync.callables import check_ran
 from headgate_sync.cancel import exception_for
 from headgate_sync.errors import AttemptCancelled, InvalidRequest, TrackedClosed
 from headgate_sync.forks import ForksEndHere
@@ -136,7 +137,7 @@ class Tracked:
         future.set_running_or_notify_cancel()
         try:
             with ForksEndHere():
-                value = function()
+                value = check_ran("spawn", function())
         except BaseException as error:  # the top of a thread; told by `close`
             self._failed(error)
             future.set_exception(error)

@@ -55,6 +55,7 @@ LAYERS = {
     "attempt": RUNTIME,
     "binder": RUNTIME,
     "binding": RUNTIME,
+    "callables": RUNTIME,
     "cancel": RUNTIME,
     "client": RUNTIME,
     "context": RUNTIME,

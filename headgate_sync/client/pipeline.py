@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import define, evolve, field, frozen
 
+from headgate_sync.callables import is_asynchronous
 from headgate_sync.client.circuit import CircuitBreaker
 from headgate_sync.envelope import Envelope, check_kind, check_text, fingerprint
 from headgate_sync.errors import (
@@ -24,7 +25,6 @@ from headgate_sync.errors import (
     InvalidRequest,
 )
 from headgate_sync.identity import Authorization, Authorizer, Identity, Source
-from headgate_sync.injection import is_asynchronous
 from headgate_sync.validation import validate_enqueue
 
 Operation = Literal["direct", "transactional"]

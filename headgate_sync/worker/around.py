@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from headgate_sync.callables import is_asynchronous
 from headgate_sync.errors import InvalidRequest
-from headgate_sync.injection import Dependencies, is_asynchronous
+from headgate_sync.injection import Dependencies
 
 Around = Callable[[], AbstractContextManager[object]]
 """Makes what one call runs inside of; `current_jobs` says whose call it is."""

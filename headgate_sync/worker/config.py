@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from attrs import field, frozen
 
 from headgate_sync.binding import RetryPolicy
+from headgate_sync.callables import is_asynchronous
 from headgate_sync.durations import duration_ms
 from headgate_sync.envelope import MAX_INT32, MAX_INT64, check_int, check_text
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.events import DeathHandler, EventBus, StuckCallback
 from headgate_sync.extensions import Extensions
-from headgate_sync.injection import is_asynchronous
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
 from headgate_sync.telemetry import Telemetry

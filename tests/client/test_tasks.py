@@ -123,7 +123,7 @@ def test_a_request_does_not_change_with_what_it_was_made_from():
 def test_what_has_no_end_is_refused():
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(InvalidRequest, match="task work: .* nested more than 100 deep"):
+    with pytest.raises(InvalidRequest, match=r"^task work: .* nested more than"):
         declare(lambda items: None).job(endless)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from headgate_sync.errors import (
 )
 from headgate_sync.lease import Checkpoint
 from headgate_sync.lifecycle import State
-from tests.builders import state_of, steer
+from tests.builders import job, state_of, steer
 from tests.worker.rig import Tap
 from tests.worker.stepping import come_back, put, running, saved
 
@@ -42,6 +42,34 @@ def write(ctx: JobContext) -> Callable[[Any], None]:
         )
 
     return work
+
+
+async def asynchronous(tx: Any) -> None:
+    raise AssertionError
+
+
+def generating(tx: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("work", [asynchronous, generating])
+@pytest.mark.parametrize("way", ["once", "step_once"])
+def test_an_effect_whose_function_has_not_run_is_not_committed(
+    postgres: Any, work: Any, way: str
+) -> None:
+    store = postgres.make_store()
+
+    def handler(ctx: JobContext) -> None:
+        if way == "once":
+            ctx.once(work)
+        else:
+            ctx.step_once("a", work)
+
+    put(store)
+    running(store, handler).run_next()
+    assert state_of(store, "a") is State.RETRYABLE
+    assert f"{way}: the function gave a" in (job(store, "a").errors[-1].error or "")
+    assert saved(store).completed_steps == ()
 
 
 def test_an_effect_and_its_step_are_one_commit(postgres: Any, effects: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import attrs
@@ -85,6 +86,31 @@ def test_a_step_returns_its_value_once_and_none_when_it_is_skipped(
 
     run_twice(store, clock, handler)
     assert values == [(3, 1), {"name": "kept for the function"}, None, None]
+
+
+async def asynchronous() -> None: ...
+
+
+def generating() -> Iterator[int]:
+    yield 1
+
+
+async def both() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("work", [asynchronous, generating, both, lambda: both()])
+def test_a_step_whose_function_has_not_run_is_not_done(store: Any, work: Any) -> None:
+    """It is known of the value only, whatever stands around the function."""
+
+    def handler(ctx: JobContext) -> None:
+        ctx.step("a", lambda: work())
+
+    put(store)
+    running(store, handler).run_next()
+    assert state_of(store, "a") is State.RETRYABLE
+    assert "so it has not run" in (job(store, "a").errors[-1].error or "")
+    assert saved(store).completed_steps == ()
 
 
 @pytest.mark.parametrize("way", ["call", "block", "cursor"])

@@ -102,6 +102,19 @@ def test_a_thread_that_raises_fails_the_attempt_and_stops_the_others(
     assert first_line(store) == "ValueError: the first"
 
 
+def test_a_thread_whose_function_has_not_run_fails_the_attempt(store: Any) -> None:
+    async def asynchronous() -> None:
+        raise AssertionError
+
+    def handler(ctx: JobContext) -> None:
+        ctx.spawn(asynchronous)
+
+    put(store)
+    running(store, handler).run_next()
+    assert state_of(store, "a") is State.RETRYABLE
+    assert "spawn: the function gave a coroutine" in first_line(store)
+
+
 def test_a_thread_that_exits_is_a_panic_of_the_attempt(store: Any) -> None:
     def handler(ctx: JobContext) -> None:
         ctx.spawn(exit, 3)
