@@ -101,6 +101,7 @@ class Batch:
         self._told_reason = ""
         self._inspect: Inspect = inspection_of(client.store)
         patience_ms = duration_ms("patience", patience)
+        self._patience_s = patience_ms / 1000
         self._following = Following(
             self._inspect,
             pace=pace or Pace(),
@@ -472,7 +473,12 @@ class Batch:
 
     def _load(self, job_id: str) -> JobResult | None:
         results = self._client.store.results
-        return None if results is None else results.read_result(job_id)
+        if results is None:
+            return None
+        pace = self._following.pace
+        return pace.sit_out(
+            lambda: results.read_result(job_id), pace.now_s() + self._patience_s
+        )
 
     def _reader(self, index: int) -> Reader:
         place = self._kinds[index]

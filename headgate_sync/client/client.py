@@ -221,6 +221,7 @@ class Client:
         Raises:
             WaitTimeout: it is not finished; `job_id` names it.
             EnqueueForbidden: also when middleware dropped the job.
+            StoreUnavailable: it is finished, and its result could not be read in time.
             Unsupported: the store cannot be inspected; nothing was enqueued.
             HeadgateError: as `enqueue`.
         """
@@ -264,7 +265,8 @@ class Client:
         except TimeoutError as late:
             raise WaitTimeout(handle.id) from late.__cause__
         read = reader_of(handle.kind, task, self.registry)
-        return completion_of(self.store, handle.id, found, read).loaded()
+        completion = completion_of(self.store, handle.id, found, read)
+        return watch.pace.sit_out(completion.loaded, until_s)
 
     def enqueue_many(
         self,

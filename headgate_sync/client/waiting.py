@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import field, frozen
 
-from headgate_sync.errors import JobFailed, StoreUnavailable, Unsupported
+from headgate_sync.errors import (
+    JobFailed,
+    StoreUnavailable,
+    Unsupported,
+    may_pass,
+)
 from headgate_sync.events import EventBus, JobEvent
 from headgate_sync.inspection import MAX_JOBS, Inspect, JobSummary
 from headgate_sync.lease import JobResult
@@ -162,6 +167,23 @@ class Pace:
         """Wait on a condition that the caller holds."""
         changed.wait(min(seconds, threading.TIMEOUT_MAX))
 
+    def sit_out(self, read: Callable[[], R], until_s: float) -> R:
+        """What a call that only reads gives, as soon as an outage lets it.
+
+        Raises:
+            StoreUnavailable: the newest, at `until_s`; of a closed store at once.
+        """
+        rest = threading.Condition()
+        while True:
+            try:
+                return read()
+            except StoreUnavailable as fault:
+                left_s = until_s - self.now_s()
+                if not may_pass(fault) or left_s <= 0:
+                    raise
+            with rest:
+                self.wait(rest, min(READ_INTERVAL_S, left_s))
+
 
 class Watch:
     """Finds out when jobs are over.
@@ -185,7 +207,7 @@ class Watch:
         bus: Callable[[], EventBus | None] = lambda: None,
     ) -> None:
         self._inspect = inspect
-        self._pace = pace or Pace()
+        self.pace = pace or Pace()
         self._bus = bus
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[str, int] = {}  # threads by the job they wait for
@@ -198,7 +220,7 @@ class Watch:
 
     def now_s(self) -> float:
         """The clock of `until_s`."""
-        return self._pace.now_s()
+        return self.pace.now_s()
 
     def wait(
         self, job_id: str, until_s: float, check: Callable[[], None] = lambda: None
@@ -218,6 +240,7 @@ class Watch:
         Raises:
             TimeoutError: it is not over at `until_s`; the cause is an outage, if one
                 kept it from being read.
+            StoreClosed: nobody will read any more.
         """
         self._enter(job_id)
         try:
@@ -227,11 +250,11 @@ class Watch:
                 with self._changed:
                     if job_id in self._over:
                         return self._over[job_id]
-                    left_s = until_s - self._pace.now_s()
+                    left_s = until_s - self.pace.now_s()
                     if left_s <= 0:
                         raise TimeoutError(job_id) from self._fault
                     if self._led:
-                        self._pace.wait(self._changed, left_s)
+                        self.pace.wait(self._changed, left_s)
                         continue
                     self._led = True
                 self._lead(until_s)
@@ -242,7 +265,7 @@ class Watch:
         with self._changed:
             if not self._waiting:
                 # The own read that follows is the first of this series.
-                self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+                self._read_due_s = self.pace.now_s() + READ_INTERVAL_S
                 self._heard = self._bus()
                 if self._heard is not None:
                     self._heard.attach(self._hear)
@@ -271,15 +294,15 @@ class Watch:
         try:
             with self._changed:
                 end_s = min(self._read_due_s, until_s)
-                while not self._told and (left_s := end_s - self._pace.now_s()) > 0:
-                    self._pace.wait(self._changed, left_s)
-                if self._pace.now_s() < end_s:
+                while not self._told and (left_s := end_s - self.pace.now_s()) > 0:
+                    self.pace.wait(self._changed, left_s)
+                if self.pace.now_s() < end_s:
                     wanted = iter([*self._told])
                 elif end_s == until_s and not self._told:
                     return
                 else:
                     wanted = iter([*self._waiting])
-                    self._read_due_s = self._pace.now_s() + READ_INTERVAL_S
+                    self._read_due_s = self.pace.now_s() + READ_INTERVAL_S
                 self._told.clear()
             while ids := list(islice(wanted, MAX_JOBS)):
                 self._read(ids)
@@ -293,6 +316,8 @@ class Watch:
         try:
             found = {job.id: job for job in self._inspect.get_jobs(ids)}
         except StoreUnavailable as fault:
+            if not may_pass(fault):
+                raise
             with self._changed:
                 self._fault = fault
             return

@@ -37,7 +37,7 @@ from headgate_sync.options import TaskOptions, Unique
 from headgate_sync.registry import Registry
 from tests.builders import DAY_MS, START_MS, admit, claim_one, counts, envelope, job
 from tests.client.pacing import World, told, work
-from tests.worker.rig import Tap, wait_for, working
+from tests.worker.rig import Tap, over, wait_for, working
 
 registry = Registry()
 
@@ -84,14 +84,6 @@ def make(tapped, world):
 def fill(batch, count, start=0):
     for n in range(start, start + count):
         batch.enqueue(double, n)
-
-
-def over(store, **parts):
-    """The store with some of its capabilities tapped."""
-    tapped = Tap(store)
-    for name, part in parts.items():
-        setattr(tapped, name, part)
-    return tapped
 
 
 def until_timeout(batch, timeout):
@@ -471,6 +463,24 @@ def test_a_long_outage_while_following_is_raised_and_can_be_resumed(store, world
     assert 5 <= world.at_s - start < 10
     del inspect.around["get_jobs"]
     assert len(list(batch.as_completed())) == 3
+
+
+def test_an_outage_while_results_are_read_is_waited_out(store, world):
+    results = Tap(store.results)
+    client = Client(over(store, results=results))
+    batch = Batch(client, "b", pace=world, patience="5s")
+    fill(batch, 2)
+    batch.flush()
+    work(store, result=b"1")
+    results.fail("read_result", *[StoreUnavailable("away")] * 3)
+    assert len(batch.results()) == 2
+    results.fail("read_result", *[StoreUnavailable("away")] * 500)
+    start = world.at_s
+    with pytest.raises(StoreUnavailable):
+        batch.results()
+    assert world.at_s - start == pytest.approx(5)
+    del results.around["read_result"]
+    assert len(batch.results()) == 2
 
 
 # Following

@@ -24,6 +24,7 @@ from headgate_sync.errors import (
     JobFailed,
     LeaseLost,
     MalformedPayload,
+    StoreClosed,
     StoreUnavailable,
     Unsupported,
     WaitTimeout,
@@ -43,7 +44,7 @@ from tests.builders import (
     job,
 )
 from tests.client.pacing import Ticks, World, told, work
-from tests.worker.rig import Gate, Tap, wait_for, working
+from tests.worker.rig import Gate, Tap, over, wait_for, working
 
 registry = Registry()
 
@@ -484,6 +485,28 @@ def test_a_timeout_in_an_outage_names_it(store, world):
     with pytest.raises(TimeoutError) as caught:
         Watch(inspect, pace=world).wait("a", world.at_s + 1)
     assert caught.value.__cause__ is away
+
+
+def test_an_outage_while_the_result_is_read_is_waited_out(store, world):
+    results = Tap(store.results)
+    results.fail("read_result", *[StoreUnavailable("away")] * 5)
+    client = Client(over(store, results=results), pace=world, registry=registry)
+    world.turn = lambda: work(store, result=b"8")
+    assert client.enqueue_and_wait(double.job(4), timeout="10s").value == 8
+    results.fail("read_result", *[StoreUnavailable("away")] * 500)
+    start = world.at_s
+    with pytest.raises(StoreUnavailable):
+        client.enqueue_and_wait(double.job(5), timeout="10s")
+    assert world.at_s - start == pytest.approx(10)
+
+
+def test_nobody_waits_for_a_store_that_was_closed(store, world):
+    inspect = Tap(store.inspect)
+    inspect.fail("get_jobs", StoreClosed("closed"))
+    client = Client(over(store, inspect=inspect), pace=world, registry=registry)
+    with pytest.raises(StoreClosed):
+        client.enqueue_and_wait(double.job(4), timeout="10s")
+    assert world.waits == []
 
 
 def test_a_refused_job_is_not_waited_for(client, store, world):

@@ -95,6 +95,14 @@ class Tap:
         self.around[name] = around
 
 
+def over(store: Any, **parts: Any) -> Tap:
+    """The store with some of its capabilities replaced."""
+    tapped = Tap(store)
+    for name, part in parts.items():
+        setattr(tapped, name, part)
+    return tapped
+
+
 class Gate:
     """Holds threads at a point until the test lets them go."""
 
