@@ -178,7 +178,11 @@ class Headgate:
             ConfigurationError: the facade is bound to another database, or a key cannot
                 be read.
         """
-        config = app.config
+        config = getattr(app, "config", None)
+        if not isinstance(config, Mapping):
+            raise ConfigurationError(
+                f"init_app takes a Flask application, got {type(app).__name__}"
+            )
         settings = Settings.read(
             lambda name: config[name] if name in config else os.environ.get(name)
         )

@@ -100,7 +100,7 @@ def check_kind(kind: str) -> None:
     Raises:
         InvalidRequest: the text names the kind and the whole rule.
     """
-    if not _is_kind(kind):
+    if not isinstance(kind, str) or not _is_kind(kind):
         raise InvalidRequest(
             f"invalid kind `{visible(str(kind))}`: 1-{MAX_KIND_BYTES} characters, "
             "first [A-Za-z0-9_], rest [A-Za-z0-9_] or one of -[]<>/.:+"

@@ -23,6 +23,7 @@ from headgate_sync.envelope import (
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.identity import Identity, check_identity
 from headgate_sync.templates import parse_template
+from headgate_sync.validation import listed
 
 Duration = timedelta | str
 Text = str | Callable[..., str]
@@ -49,7 +50,7 @@ UNSET = Unset.UNSET
 
 
 def _names_of(names: str | Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+    return (names,) if isinstance(names, str) else listed("unique replace", names)
 
 
 def _off_or_ms(name: str, value: object) -> int:

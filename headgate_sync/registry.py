@@ -46,6 +46,7 @@ from headgate_sync.task import (
     task_of,
     upcaster,
 )
+from headgate_sync.validation import check_type
 
 if TYPE_CHECKING:
     from headgate_sync.worker.isolated import IsolatedProcess
@@ -446,6 +447,7 @@ class Registry:
             InvalidRequest: a kind is registered, or a schedule is declared, in both.
                 Nothing is taken over.
         """
+        check_type("registry", other, Registry)
         with other._lock:
             tasks, handlers = dict(other._tasks), dict(other._handlers)
             declared = dict(other._declared)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from headgate_sync.envelope import (
     MAX_HEADERS_BYTES,
@@ -18,6 +19,8 @@ from headgate_sync.envelope import (
 )
 from headgate_sync.errors import IdConflict, InvalidRequest
 from headgate_sync.lease import check_lease_ms
+
+T = TypeVar("T")
 
 MAX_BATCH_JOBS = 1000
 MAX_BATCH_BYTES = 16_777_216
@@ -113,6 +116,28 @@ def check_sequence(name: str, values: object, kind: type) -> None:
             raise InvalidRequest(
                 f"{name} must hold {kind.__name__}, got {type(value).__name__}"
             )
+
+
+def listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
+    """The values of an argument that may come as any iterable but a text.
+
+    Raises:
+        InvalidRequest: the text names the argument and the type that came.
+    """
+    if isinstance(given, str | bytes):
+        raise InvalidRequest(f"{name} must be a sequence, got one text")
+    check_iterable(name, given)
+    return tuple(given)
+
+
+def check_iterable(name: str, given: object) -> None:
+    """Check that an argument can be gone through.
+
+    Raises:
+        InvalidRequest: the text names the argument and the type that came.
+    """
+    if not isinstance(given, Iterable):
+        raise InvalidRequest(f"{name} must be a sequence, got {type(given).__name__}")
 
 
 def check_limit(limit: int) -> None:

@@ -19,6 +19,7 @@ VALUES, RULES, PORTS, STORES, RUNTIME, EDGES = range(1, 7)
 LAYERS = {
     "errors": 0,
     "codec": VALUES,
+    "callables": VALUES,
     "cron": VALUES,
     "durations": VALUES,
     "envelope": VALUES,
@@ -55,7 +56,6 @@ LAYERS = {
     "attempt": RUNTIME,
     "binder": RUNTIME,
     "binding": RUNTIME,
-    "callables": RUNTIME,
     "cancel": RUNTIME,
     "client": RUNTIME,
     "context": RUNTIME,

@@ -44,7 +44,7 @@ from headgate_sync.options import (
 from headgate_sync.request import JobHandle, JobRequest, identity_of
 from headgate_sync.store import Store
 from headgate_sync.task import Task
-from headgate_sync.validation import MAX_BATCH_JOBS
+from headgate_sync.validation import MAX_BATCH_JOBS, check_iterable
 
 if TYPE_CHECKING:
     from headgate_sync.client.circuit import CircuitBreaker
@@ -309,6 +309,7 @@ class Client:
         """
         if type(size) is not int or not 1 <= size <= MAX_BATCH_JOBS:
             raise InvalidRequest(f"size is {size!r}, allowed is 1 to {MAX_BATCH_JOBS}")
+        check_iterable("jobs", jobs)
         return self._chunks(iter(jobs), size, identity)
 
     def _chunks(
@@ -346,6 +347,7 @@ class Client:
         Raises:
             InvalidRequest: a job cannot be sent, or they name different identities.
         """
+        check_iterable("jobs", jobs)
         batch: list[Envelope] = []
         named: Identity | None = None
         for job in jobs:

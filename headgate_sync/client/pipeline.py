@@ -25,7 +25,7 @@ from headgate_sync.errors import (
     InvalidRequest,
 )
 from headgate_sync.identity import Authorization, Authorizer, Identity, Source
-from headgate_sync.validation import validate_enqueue
+from headgate_sync.validation import check_iterable, listed, validate_enqueue
 
 Operation = Literal["direct", "transactional"]
 
@@ -136,7 +136,7 @@ class InsertHook(Protocol):
 
 
 def _checked_middleware(given: Iterable[Middleware]) -> tuple[Middleware, ...]:
-    made = tuple(given)
+    made = listed("middleware", given)
     for middleware in made:
         if not callable(middleware):
             raise InvalidRequest(
@@ -153,7 +153,7 @@ def _checked_middleware(given: Iterable[Middleware]) -> tuple[Middleware, ...]:
 
 
 def _checked_hooks(given: Iterable[InsertHook]) -> tuple[InsertHook, ...]:
-    made = tuple(given)
+    made = listed("insert_hooks", given)
     for hook in made:
         for name in ("begin", "end"):
             method = getattr(hook, name, None)
@@ -175,6 +175,7 @@ def _checked_kinds(kinds: Iterable[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(kinds, str):
         raise InvalidRequest("kinds must be a set of kinds, got one text")
+    check_iterable("kinds", kinds)
     made = frozenset(kinds)
     if not made:
         raise InvalidRequest("kinds is empty; None stands for all kinds")

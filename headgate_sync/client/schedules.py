@@ -37,6 +37,7 @@ from headgate_sync.schedule import (
 )
 from headgate_sync.schedules import DEFAULT_SCHEDULE_EVENTS, MAX_SCHEDULES
 from headgate_sync.templates import parse_template
+from headgate_sync.validation import check_type
 
 if TYPE_CHECKING:
     from headgate_sync.client.client import Client
@@ -132,6 +133,7 @@ class Schedules:
             EnqueueForbidden: the authorizer refused its jobs; nothing was written.
         """
         check_schedule_id(id)
+        check_type("definition", definition, ScheduleDef)
         start_ms = None if start_at is None else instant_ms("start_at", start_at)
         self._client.authorize([definition.preview(id)], identity=identity)
         inspect = self._inspect
@@ -276,8 +278,10 @@ class Schedules:
             EnqueueForbidden: the authorizer refused the jobs of one; nothing was
                 written.
         """
-        for id in specs:
+        check_type("specs", specs, Mapping)
+        for id, definition in specs.items():
             check_schedule_id(id)
+            check_type("definition", definition, ScheduleDef)
         previews = [definition.preview(id) for id, definition in specs.items()]
         self._client.authorize(previews, identity=identity)
         return self._sync(specs, delete_missing=delete_missing, prefix=prefix)

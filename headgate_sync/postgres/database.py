@@ -149,7 +149,7 @@ def read_address(
     """
     try:
         parts = conninfo_to_dict(conninfo)
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, AttributeError, TypeError, UnicodeError):
         raise ConfigurationError(
             f"{name} cannot be read: expected postgresql://user@host/name "
             "or keywords such as host=... dbname=..."

@@ -9,8 +9,9 @@ from typing import Any, Self
 from psycopg.types.numeric import Int4, Int8
 from psycopg_pool import ConnectionPool
 
-from headgate_sync.envelope import Envelope
-from headgate_sync.errors import StoreError
+from headgate_sync.callables import is_asynchronous
+from headgate_sync.envelope import MAX_INT64, Envelope, check_int
+from headgate_sync.errors import ConfigurationError, StoreError
 from headgate_sync.inspection import (
     CRASH_LIMIT_REASON,
     LEASE_EXPIRED,
@@ -83,6 +84,14 @@ _CONNECTION = {
 }
 
 
+def _check_pool(pool: object) -> None:
+    borrow = getattr(pool, "getconn", None)
+    if not callable(borrow) or is_asynchronous(borrow):
+        raise ConfigurationError(
+            f"expected a psycopg_pool.ConnectionPool, got {type(pool).__name__}"
+        )
+
+
 class PgStore:
     """Jobs in a schema of a PostgreSQL database.
 
@@ -106,7 +115,8 @@ class PgStore:
             `StoreUnavailable`.
 
     Raises:
-        ConfigurationError: at the first call: the schema is missing, older or newer.
+        ConfigurationError: it is no such pool, or `listen` no address; at the first
+            call: the schema is missing, older or newer.
     """
 
     def __init__(
@@ -122,6 +132,8 @@ class PgStore:
         heartbeat_connection: bool = True,
         pool_timeout_ms: int = DEFAULT_POOL_TIMEOUT_MS,
     ) -> None:
+        _check_pool(pool)
+        check_int("pool_timeout_ms", pool_timeout_ms, 1, MAX_INT64)
         self._options = RetryOptions(
             base_ms=retry_base_ms,
             cap_ms=retry_cap_ms,

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from headgate_sync.app import Headgate
 from headgate_sync.client.client import Client
-from headgate_sync.codec import JSON, Codec
+from headgate_sync.codec import JSON, Codec, check_codec
 from headgate_sync.envelope import Envelope, check_int
 from headgate_sync.errors import InvalidRequest
 from headgate_sync.extensions import Extensions
@@ -20,6 +20,7 @@ from headgate_sync.steps import NO_PLAN, StepPlan
 from headgate_sync.testing.clock import FakeClock
 from headgate_sync.testing.running import Desk, Performed
 from headgate_sync.testing.target import Target
+from headgate_sync.validation import listed
 from headgate_sync.worker import WorkerConfig
 
 
@@ -121,8 +122,9 @@ def resume_at_cursor(
             all of them before `step`.
         codec: as the handler gives it to `iterate` or `step_cursor`.
     """
+    check_codec("codec", codec)
     return Checkpoint(
-        completed_steps=tuple(after),
+        completed_steps=listed("after", after),
         in_progress_step=step,
         cursor_step=step,
         cursor=codec.encode(value),

@@ -23,6 +23,7 @@ from headgate_sync.extensions import Extensions
 from headgate_sync.lease import MAX_CAPACITY, AdmitRequest, check_lease_ms
 from headgate_sync.policy import Poll
 from headgate_sync.telemetry import Telemetry
+from headgate_sync.validation import listed
 from headgate_sync.worker.around import Around, check_around
 from headgate_sync.worker.samplers import rss_high_water
 from headgate_sync.worker.scheduler import PeriodicHook
@@ -69,19 +70,11 @@ def _every_exception(error: Exception) -> bool:
 
 
 def _queues(queues: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(queues, str | bytes):
-        raise InvalidRequest("queues must be a sequence of str, got one text")
-    return tuple(queues)
-
-
-def _listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
-    if not isinstance(given, Iterable):
-        raise InvalidRequest(f"{name} must be a sequence, got {type(given).__name__}")
-    return tuple(given)
+    return listed("queues", queues)
 
 
 def _hooks(hooks: Iterable[PeriodicHook]) -> tuple[PeriodicHook, ...]:
-    made = _listed("periodic_hooks", hooks)
+    made = listed("periodic_hooks", hooks)
     for hook in made:
         for name in ("begin", "end"):
             if not callable(getattr(hook, name, None)):
@@ -109,7 +102,7 @@ def _sinks(
 
 
 def _death_handlers(handlers: Iterable[DeathHandler]) -> tuple[DeathHandler, ...]:
-    made = _listed("death_handlers", handlers)
+    made = listed("death_handlers", handlers)
     for handler in made:
         _check_function("death_handlers", handler)
     return made
@@ -123,6 +116,8 @@ def _check_function(name: str, function: object) -> None:
 
 
 def _path(path: Path | str | None) -> Path | None:
+    if not isinstance(path, Path | str | None):
+        raise InvalidRequest(f"ready_file must be a path, got {type(path).__name__}")
     return None if path is None else Path(path)
 
 

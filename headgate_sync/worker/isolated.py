@@ -50,7 +50,10 @@ _LONGEST_WAIT_S = 3_600.0  # a selector cannot wait for more than 24 days
 def _arguments(value: Sequence[str]) -> tuple[str, ...]:
     if isinstance(value, str):
         raise InvalidRequest("command must be a sequence of texts, no shell reads it")
-    return tuple(os.fspath(part) for part in value)
+    try:
+        return tuple(os.fspath(part) for part in value)
+    except TypeError as fault:
+        raise InvalidRequest(f"command must be a sequence of texts: {fault}") from None
 
 
 @frozen(kw_only=True)

@@ -15,6 +15,7 @@ from headgate_sync.lease import Ack
 from headgate_sync.loggers import guarded
 from headgate_sync.registry import Registry
 from headgate_sync.store import Store
+from headgate_sync.validation import check_type
 from headgate_sync.worker.acks import AckBox
 from headgate_sync.worker.admission import Admission
 from headgate_sync.worker.bell import Bell
@@ -79,6 +80,9 @@ class Worker:
     def __init__(
         self, store: Store, registry: Registry, config: WorkerConfig | None = None
     ) -> None:
+        check_type("registry", registry, Registry)
+        if config is not None:
+            check_type("config", config, WorkerConfig)
         self._store = store
         self._registry = registry
         self.config = self._config = config or WorkerConfig()

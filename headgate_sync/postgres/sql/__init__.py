@@ -91,7 +91,12 @@ def check_schema_name(schema: str) -> None:
         raise ConfigurationError(
             f"schema name {schema!r} must be text with neither NUL nor $$"
         )
-    size = len(schema.encode("utf-8", "surrogatepass"))
+    try:
+        size = len(schema.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"schema name {schema!r} must not contain a lone surrogate"
+        ) from None
     if size > MAX_SCHEMA_BYTES:
         raise ConfigurationError(
             f"schema name {schema!r} has {size} bytes, the limit is {MAX_SCHEMA_BYTES}"
