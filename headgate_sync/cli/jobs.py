@@ -8,6 +8,7 @@ import click
 
 from headgate_sync.cli import output
 from headgate_sync.cli.control import Json
+from headgate_sync.cli.errors import REFUSED, exit_code
 from headgate_sync.cli.session import (
     Group,
     Session,
@@ -18,6 +19,7 @@ from headgate_sync.cli.session import (
 )
 from headgate_sync.cli.text import named, readable
 from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD, typed_bytes
+from headgate_sync.errors import HeadgateError
 from headgate_sync.loggers import visible
 
 _PARTS = ("result", "output", "progress", "checkpoint")
@@ -133,7 +135,13 @@ def show(session: Session, id: str, payload: bool) -> None:
     found = _opened(control.job(id, payload=payload), "payload", payload) or {}
     for part in _PARTS:
         name = "cursor" if part == "checkpoint" else "bytes"
-        found[part] = _opened(control.part(id, part), name, payload)
+        try:
+            found[part] = _opened(control.part(id, part), name, payload)
+        except HeadgateError as error:
+            # Who may not see the contents is still shown the rest.
+            if exit_code(error) != REFUSED:
+                raise
+            found[part] = {"refused": str(error)}
     if session.form() != "table":
         output.record(session, found)
         return

@@ -6,11 +6,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from headgate_sync.cli.main import headgate
 from headgate_sync.postgres.store import PgStore
@@ -32,12 +33,18 @@ class _Quiet(WSGIRequestHandler):
         """Nothing: what a test asks for is no news."""
 
 
-def serve(app: Any) -> tuple[BaseWSGIServer, threading.Thread]:
-    """Serve a WSGI application on a free port, on a thread of its own."""
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The address of an application that is served for the length of the block."""
     server = make_server("127.0.0.1", 0, app, request_handler=_Quiet)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    return server, thread
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture
@@ -63,14 +70,8 @@ def over_database(clean: None, pg: PgStore, database_url: str) -> Run:
 def over_http(clean: None, pg: PgStore) -> Iterator[Run]:
     """Run a command on an HTTP API over the same database."""
     api = pytest.importorskip("headgate_sync.api")
-    server, thread = serve(api.create_app(pg))
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
+    with served(api.create_app(pg)) as url:
         yield lambda *words, **more: invoke(*words, "--api", url, **more)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(params=["over_database", "over_http"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import uuid
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from werkzeug.test import Client
 
 from headgate_sync import Headgate
-from headgate_sync.api import ApiConfig
+from headgate_sync.api import ApiConfig, create_app
 from headgate_sync.api.routes import ROUTES
 from headgate_sync.console import ConsoleConfig
 from headgate_sync.console import create_app as create_console
@@ -39,6 +40,7 @@ from tests import rights as drawing
 from tests import rights_page
 from tests.as_roles import drop_roles, make_roles, pools_of
 from tests.builders import admit, claim_one, enqueue, envelope
+from tests.cli.conftest import VARIABLES, invoke, served
 from tests.manifest_file import newest_schema
 from tests.servers import new_database
 from tests.worker.rig import wait_for
@@ -563,6 +565,26 @@ def test_a_reader_is_refused_contents(furnished):
     for name, given in CONTENTS.items():
         with refused():
             getattr(furnished["reader"].inspect, name)(**given)
+
+
+@pytest.mark.parametrize("over", ["database", "http"])
+def test_a_command_line_shows_a_reader_a_job_without_its_contents(
+    furnished, url, logins, over, monkeypatch
+):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with ExitStack() as stack:
+        where = ["--database-url", make_conninfo(url, user=logins["reader"])]
+        if over == "http":
+            app = create_app(furnished["reader"], ApiConfig(rate_limit=None))
+            where = ["--api", stack.enter_context(served(app))]
+        shown = invoke("job", "show", "job", "-o", "json", *where)
+        found = json.loads(shown.stdout)
+        assert (found["id"], found["progress"]) == ("job", None)
+        for part in ("result", "output", "checkpoint"):
+            assert list(found[part]) == ["refused"]
+        assert "refused" in invoke("job", "show", "job", *where).stdout
+        invoke("job", "show", "job", "--payload", *where, code=4)
 
 
 def test_an_api_on_the_role_of_a_reader_shows_every_page(furnished, caplog):
