@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from itertools import islice
@@ -23,8 +23,9 @@ from headgate_sync.errors import InvalidRequest, SpecError
 
 MAX_SPEC_BYTES = 1_024
 MAX_ZONE_BYTES = 64
-# A spec that fires each second drops 86,400 candidates in a day that a zone skipped.
-MAX_DROPPED = 100_000
+MAX_BARREN = timedelta(days=12 * 366)
+"""How long a zone may skip every clock of a spec. Leap days are up to 8 years apart, so
+nothing comes after this: the spec names an hour that the zone leaves out each year."""
 MAX_TICKS = 1_000
 
 NICKNAMES = {
@@ -86,33 +87,40 @@ class Cron:
 
     def after(self, after_ms: int) -> Iterator[int]:
         """All ticks strictly after an instant, in order."""
-        dropped = 0
-        try:
-            for wall in CronSim(self.fields, self._wall(after_ms)):
-                tick_ms = self._instant(wall)
-                if tick_ms is not None and tick_ms > after_ms:
-                    yield tick_ms
-                    dropped = 0
-                elif (dropped := dropped + 1) >= MAX_DROPPED:
-                    return
-        except OverflowError:
-            return  # the end of the calendar
+        return self._real(
+            lambda: self._wall(after_ms), lambda tick_ms: tick_ms > after_ms
+        )
 
     def until(self, at_ms: int) -> Iterator[int]:
         """All ticks up to an instant, newest first."""
-        dropped = 0
-        try:
+        return self._real(
             # The library begins below what it is given.
-            newest = self._newest_wall(at_ms) + _SECOND
-            for wall in CronSim(self.fields, newest, reverse=True):
+            lambda: self._newest_wall(at_ms) + _SECOND,
+            lambda tick_ms: tick_ms <= at_ms,
+            reverse=True,
+        )
+
+    def _real(
+        self,
+        start: Callable[[], datetime],
+        is_wanted: Callable[[int], bool],
+        *,
+        reverse: bool = False,
+    ) -> Iterator[int]:
+        """The instants of wall clocks that the zone has."""
+        barren_from: datetime | None = None
+        try:
+            for wall in CronSim(self.fields, start(), reverse=reverse):
                 tick_ms = self._instant(wall)
-                if tick_ms is not None and tick_ms <= at_ms:
+                if tick_ms is not None and is_wanted(tick_ms):
                     yield tick_ms
-                    dropped = 0
-                elif (dropped := dropped + 1) >= MAX_DROPPED:
+                    barren_from = None
+                elif barren_from is None:
+                    barren_from = wall
+                elif abs(wall - barren_from) > MAX_BARREN:
                     return
         except OverflowError:
-            return
+            return  # the end of the calendar
 
     def _wall(self, at_ms: int) -> datetime:
         """What the clock on the wall shows, in whole seconds."""

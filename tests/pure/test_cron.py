@@ -23,6 +23,7 @@ from headgate_sync.errors import InvalidRequest, SpecError
 
 VECTORS = json.loads(Path(__file__).with_name("cron_vectors.json").read_text())
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+START_MS = 1_750_000_000_000
 ZONES = (
     "Africa/Cairo", "Africa/Casablanca", "America/Asuncion", "America/Havana",
     "America/New_York", "America/Nuuk", "America/Santiago", "America/St_Johns",
@@ -254,6 +255,27 @@ def test_the_seconds_of_a_day_that_a_zone_skipped_are_passed_over():
     spec = "CRON_TZ=Pacific/Apia * * * * * *"
     before = ms("2011-12-30T09:59:59")
     assert next_after(spec, before) == before + 1_000
+
+
+def test_an_hour_that_a_zone_always_skips_is_found_out_within_years():
+    """The last Sunday of March, half past two: there is none in Berlin, ever."""
+    spec = "CRON_TZ=Europe/Berlin 30 2 * 3 7L"
+    looked_at = []
+
+    class Counting(cron.CronSim):
+        def __next__(self):
+            looked_at.append(found := super().__next__())
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cron, "CronSim", Counting)
+        with pytest.raises(SpecError, match="has no future occurrence"):
+            next_after(spec, START_MS)
+        assert 10 < len(looked_at) < 16
+        assert due_ticks(spec, START_MS, START_MS + DAY_MS, 9) == [START_MS]
+    # The clock before is there each year, and that of a leap day within eight.
+    assert next_after("CRON_TZ=Europe/Berlin 59 1 * 3 7L", START_MS)
+    assert next_after("CRON_TZ=Europe/Berlin 30 2 29 2 *", 3_920_000_000_000)
 
 
 @pytest.mark.parametrize("zone", ZONES)
