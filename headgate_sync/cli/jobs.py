@@ -21,6 +21,7 @@ from headgate_sync.cli.text import named, readable
 from headgate_sync.cli.values import DURATION, INSTANT, PAYLOAD, typed_bytes
 from headgate_sync.errors import HeadgateError
 from headgate_sync.loggers import visible
+from headgate_sync.validation import check_name
 
 _PARTS = ("result", "output", "progress", "checkpoint")
 _DONE = {
@@ -157,6 +158,12 @@ def show(session: Session, id: str, payload: bool) -> None:
                 click.echo(visible(line))
 
 
+def _check_new_id(id: str | None) -> None:
+    """An API takes an empty id for none, and would make one: no repeat is found then."""
+    if id is not None:
+        check_name("id", id)
+
+
 def _fact(name: str, text: str) -> str:
     """A figure of the gate, all of which are texts."""
     return named(name, int(text) if text.isascii() and text.isdecimal() else text)
@@ -241,6 +248,7 @@ def replay(
     session: Session, id: str, queue: str | None, at: int | None, new_id: str | None
 ) -> None:
     """Enqueue a new job like one that is there."""
+    _check_new_id(new_id)
     fields = chosen(queue=queue, run_at_ms=at, id=new_id)
     output.record(session, session.connect().replay(id, fields))
 
@@ -272,6 +280,7 @@ def replay(
 def enqueue(session: Session, kind: str, payload: bytes, **asked: Any) -> None:
     """Put one job in. The payload is sent as it is: it must be what KIND expects."""
     key = asked["unique_key"]
+    _check_new_id(asked["id"])
     fields = chosen(
         id=asked["id"],
         queue=asked["queue"],

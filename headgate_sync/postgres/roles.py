@@ -235,12 +235,14 @@ def rights() -> tuple[Right, ...]:
     return tuple(map(Right.read, FILE.read_text("utf-8").splitlines()))
 
 
-def check_role(as_role: str) -> None:
-    """Check the name of one of our roles.
+def check_role(role: str, as_role: str) -> None:
+    """Check the name of a role of the server, and of one of ours.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: one of them is none.
     """
+    if not role or "\0" in role:
+        raise ConfigurationError(f"{role!r} cannot be a role of the server")
     if as_role not in ROLES:
         raise ConfigurationError(f"role {as_role!r} is none of {', '.join(ROLES)}")
 
@@ -259,7 +261,7 @@ def grants(
         present: what the schema has: tables with their columns, sequences and
             functions; None for the newest version.
     """
-    check_role(as_role)
+    check_role(role, as_role)
     names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role)}
     yield _text(sql.SQL("GRANT USAGE ON SCHEMA {schema} TO {role}").format(**names))
     for right in rights():
@@ -292,7 +294,7 @@ def give(session: Session, schema: str, role: str, as_role: str) -> None:
     Raises:
         ConfigurationError: the server has no such role.
     """
-    check_role(as_role)
+    check_role(role, as_role)
     if not session.rows("role_exists", role=role)[0][0]:
         create = _text(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
         raise ConfigurationError(

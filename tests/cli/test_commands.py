@@ -14,6 +14,7 @@ from headgate_sync.lifecycle import Outcome
 from headgate_sync.memory.store import MemStore
 from headgate_sync.schedule import Schedule
 from headgate_sync.schedules import MAX_SCHEDULES
+from headgate_sync.search import JobFilter
 from headgate_sync.semantics import LEVELS, SEMANTICS
 from headgate_sync.workers import WorkerMeta
 from tests.builders import claim_one, enqueue, envelope, steer
@@ -213,6 +214,14 @@ def test_an_enqueue_that_is_refused_says_why(run, pg):
     pg.inspect.set_enqueue_limit("full", 0)
     run("job", "enqueue", "k", "--payload", "x", "--queue", "full", code=1)
     assert "weight" in run(*words[:5], "--weight", "-1", code=1).stderr
+
+
+def test_an_empty_id_is_refused_before_anything_is_made(run, pg):
+    run("job", "enqueue", "k", "--payload", "x", "--id", "a")
+    run("job", "enqueue", "k", "--payload", "x", "--id", "", code=1)
+    done = run("job", "replay", "a", "--new-id", "", code=1)
+    assert done.stderr == "headgate: id must not be empty\n"
+    assert [found.id for found in pg.inspect.list_jobs(JobFilter()).jobs] == ["a"]
 
 
 @pytest.mark.parametrize("option", ["--weight", "--max-attempts", "--schema-version"])

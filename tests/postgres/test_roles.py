@@ -108,6 +108,14 @@ def test_the_page_shows_the_rights():
     assert rights_page.split()[1] == rights_page.render()
 
 
+@pytest.mark.parametrize("role", ["", "a\0b"])
+def test_what_cannot_be_a_role_of_the_server_gets_no_statements(url, role):
+    with pytest.raises(ConfigurationError, match="cannot be a role"):
+        list(roles.grants(role, "reader", SCHEMA))
+    with pytest.raises(ConfigurationError, match="cannot be a role"):
+        grant(url, SCHEMA, role=role, as_role="reader")
+
+
 def test_nothing_is_granted_that_does_not_exist():
     tables = manifest.columns()
     for right in rights():
