@@ -159,7 +159,7 @@ def show(session: Session, id: str, payload: bool) -> None:
 
 
 def _check_new_id(id: str | None) -> None:
-    """An API takes an empty id for none, and would make one: no repeat is found then."""
+    """An API takes an empty id for none and makes one, so that no repeat is found."""
     if id is not None:
         check_name("id", id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -247,12 +248,21 @@ def _job(reader: Reader, query: Query) -> Context:
 
 
 def _rate_classes(reader: Reader, query: Query) -> Context:
-    listed = reader.get("rate-classes")
-    return {"rate_classes": sorted(listed, key=_pressure)}
+    listed = sorted(reader.get("rate-classes"), key=_pressure)
+    shown, next_cursor = _part(listed, query)
+    return {"rate_classes": shown, "next_cursor": next_cursor}
+
+
+def _part(listed: list[Any], query: Query) -> tuple[list[Any], str | None]:
+    """One page of a list that the API gives whole; its cursor is a place in it."""
+    cursor = query.get("cursor", "")
+    start = int(cursor) if re.fullmatch("[0-9]{1,9}", cursor) else 0
+    end = start + ROWS_PER_PAGE
+    return listed[start:end], str(end) if end < len(listed) else None
 
 
 def _limits(reader: Reader, query: Query) -> Context:
-    listed = reader.get("concurrency-limits")
+    listed, next_cursor = _part(reader.get("concurrency-limits"), query)
     counts = {
         name: reader.maybe("jobs", "counts", queue=name)
         for name in _queues_of(listed, Scope.QUEUE)[:LOADED_QUEUES]
@@ -266,6 +276,7 @@ def _limits(reader: Reader, query: Query) -> Context:
             {**one, "load": views.ceiling_load(one, counts, partitions)}
             for one in listed
         ],
+        "next_cursor": next_cursor,
         "queues": _names(reader),
         "scopes": [scope.value for scope in Scope],
         "strategies": [strategy.value for strategy in OnSaturated],

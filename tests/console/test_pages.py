@@ -622,6 +622,33 @@ def test_a_page_of_queues_shows_fifty_and_leads_to_the_next(console, store):
     assert not seen[0] & seen[1]
 
 
+@pytest.mark.parametrize("path", ["rate-classes", "limits"])
+def test_a_page_of_limits_shows_a_hundred_and_leads_to_the_others(console, store, path):
+    for number in range(120):
+        name = f"c{number:03}"
+        if path == "limits":
+            ceiling = Ceiling(
+                name=name, scope="class", rate_class="r", max_concurrent=9
+            )
+            steer(store).upsert_concurrency_limit(ceiling)
+        else:
+            set_rate_limit(store, name, 1, 1000, 1)
+
+    def shown(address):
+        text = look(console, address).text
+        return {f"c{n:03}" for n in range(120) if f" c{n:03} " in text}
+
+    first = shown(f"/{path}")
+    assert len(first) == 100
+    assert f"/{path}?cursor=100" in look(console, f"/{path}").links
+    rest = shown(f"/{path}?cursor=100")
+    assert (len(rest), len(first | rest)) == (20, 120)
+    assert f"/{path}" in look(console, f"/{path}?cursor=100").links
+    for cursor in ("x", "-1", "9" * 5000, "%D9%A3"):
+        assert shown(f"/{path}?cursor={cursor}") == first
+    assert shown(f"/{path}?cursor=999999999") == set()
+
+
 def test_of_very_many_queues_the_workers_page_shows_those_without_a_worker_first(
     console, store
 ):
