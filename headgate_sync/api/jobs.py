@@ -180,6 +180,7 @@ _EXPLAIN = shape(
     live_workers=OUT_INTEGER,
 )
 _CREATED = shape("Enqueued", id=OUT_TEXT)
+DROPPED = shape("DroppedByMiddleware", id=OUT_TEXT, dropped=OUT_BOOLEAN)
 _REPLAYED = shape("ReplayedJob", id=OUT_TEXT, replay_of=OUT_TEXT)
 
 
@@ -303,7 +304,7 @@ def enqueued(call: Call, handle: JobHandle, *, status: int) -> Answer:
     """The answer to an enqueue; 200 for a job that a middleware dropped."""
     call.hub.publish([handle.queue])
     if handle.dropped:
-        return as_json({"id": handle.id, "dropped": True})
+        return as_json(DROPPED.write(handle))
     return as_json({"id": handle.id}, status=status)
 
 
@@ -423,7 +424,7 @@ ROUTES = (
         ),
         status=201,
         answers=_CREATED,
-        also={200: None},
+        also={200: DROPPED},
         errors=(409, 423),
         replays=True,
     ),

@@ -28,6 +28,13 @@ _KEY = {
     },
 }
 
+_STORE_TIME = {"x-store-now-ms": "the store's clock at the answer, unless it is away"}
+_REPLAYED = {"Idempotency-Replayed": "true where the key had an answer; else absent"}
+_SAYS_SO = {
+    "type": "object",
+    "properties": {"replayed": {"type": "boolean", "const": True}},
+}
+
 
 def document(routes: Iterable[Route], base: str) -> dict[str, Any]:
     """The description of an API whose routes are below a path."""
@@ -123,13 +130,21 @@ def _responses(route: Route) -> dict[str, Any]:
 
 def _response(route: Route, status: int, out: Out | None) -> dict[str, Any]:
     made: dict[str, Any] = {"description": HTTPStatus(status).phrase}
-    if route.headers:
+    headers = {
+        **route.headers,
+        **(_STORE_TIME if route.reads_store else {}),
+        **(_REPLAYED if route.mutates else {}),
+    }
+    if headers:
         made["headers"] = {
             name: {"description": meaning, "schema": {"type": "string"}}
-            for name, meaning in route.headers.items()
+            for name, meaning in headers.items()
         }
     if out is not None:
-        made["content"] = {route.media: {"schema": dict(out.schema)}}
+        schema = dict(out.schema)
+        if route.replays:
+            schema = {"allOf": [schema, _SAYS_SO]}
+        made["content"] = {route.media: {"schema": schema}}
     elif status != 204:
         made["content"] = {route.media: {"schema": {"type": "object"}}}
     return made

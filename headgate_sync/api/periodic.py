@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate_sync.api.answers import Answer, as_json, no_content
-from headgate_sync.api.jobs import enqueued
+from headgate_sync.api.jobs import DROPPED, enqueued
 from headgate_sync.api.paging import PAGED, PAGED_HEADERS, cursor_of, limit_of, page
 from headgate_sync.api.routing import Call, Route
 from headgate_sync.api.shapes import (
@@ -202,7 +202,7 @@ ROUTES = (
         summary="Enqueue the schedule's job once more, now; its ticks are left alone",
         status=202,
         answers=_RUN,
-        also={200: None},
+        also={200: DROPPED},
         errors=(404, 409, 423),
         replays=True,
     ),

@@ -17,7 +17,7 @@ from headgate_sync import MemStore
 from headgate_sync.api.openapi import document
 from headgate_sync.api.routes import ROUTES
 from tests.api import page
-from tests.api.caller import app_of, caller
+from tests.api.caller import app_of, caller, job_body
 from tests.builders import enqueue, envelope
 
 
@@ -91,6 +91,39 @@ def test_a_job_has_all_the_fields_that_are_described(path):
     name = "JobWithPayload" if "?" in path else "Job"
     found = caller(_filled()).get(path).json
     assert set(found) == set(described[name]["properties"])
+
+
+def described(api, path, answer):
+    """What the document says of an answer: names of headers, and fields of the body."""
+    told = api.get("/openapi.json").json
+    response = told["paths"][path]["post"]["responses"][str(answer.status_code)]
+    parts = response["content"]["application/json"]["schema"]["allOf"]
+    shapes = [
+        told["components"]["schemas"][part["$ref"].rpartition("/")[2]]
+        if "$ref" in part
+        else part
+        for part in parts
+    ]
+    fields = {name for shape in shapes for name in shape["properties"]}
+    return {name.lower() for name in response["headers"]}, fields
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_what_an_enqueue_sends_is_described(drops):
+    drop = [lambda request, proceed: None] if drops else []
+    api = caller(MemStore(), enqueue_middleware=drop)
+    first, again = (api.post("/jobs", job_body(), key="K") for _ in range(2))
+    assert first.status_code == again.status_code == (200 if drops else 201)
+    headers, fields = described(api, "/jobs", again)
+    plain = {
+        "content-type",
+        "content-length",
+        "cache-control",
+        "x-content-type-options",
+    }
+    sent = {name.lower() for name, _ in again.headers} - plain
+    assert sent == headers == {"x-store-now-ms", "idempotency-replayed"}
+    assert set(again.json) == fields == {*first.json, "replayed"}
 
 
 def test_the_page_of_the_api_is_fresh():
