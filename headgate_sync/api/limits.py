@@ -95,8 +95,12 @@ QUARANTINED = shape(
 _PAUSED = shape("PausedUntil", paused_until_ms=OUT_INTEGER)
 
 
-def _class_of(call: Call, name: str) -> Any:
-    return next((c for c in call.inspect.rate_classes() if c.name == name), None)
+def _class_of(call: Call) -> Any:
+    """The class that the path names, which somebody may have deleted meanwhile."""
+    for found in call.inspect.rate_classes():
+        if found.name == call.path["name"]:
+            return found
+    raise _no_class(call)
 
 
 def _rate_classes(call: Call) -> Answer:
@@ -126,7 +130,7 @@ def _put_rate_class(call: Call) -> Answer:
             further=further,
         )
     )
-    return as_json(RATE_CLASS.write(_class_of(call, name)))
+    return as_json(RATE_CLASS.write(_class_of(call)))
 
 
 def _delete_rate_class(call: Call) -> Answer:
@@ -143,7 +147,7 @@ def _no_class(call: Call) -> NotFound:
 def _pause(call: Call) -> Answer:
     name, given = call.path["name"], call.body
     call.inspect.pause_rate_class(name, given["delay_ms"], given["reason"] or "")
-    paused = _class_of(call, name)
+    paused = _class_of(call)
     return as_json({"paused_until_ms": paused.paused_until_ms})
 
 

@@ -195,8 +195,10 @@ def limit_set(session: Session, name: str, most: int, **asked: Any) -> None:
     )
     control = session.connect()
     control.set_ceiling(name, fields)
-    [found] = [one for one in control.ceilings() if one["name"] == name]
-    output.record(session, found, _LIMITS)
+    for found in control.ceilings():
+        if found["name"] == name:
+            return output.record(session, found, _LIMITS)
+    raise missing("limit", name)
 
 
 @limit.command("rm")

@@ -690,3 +690,30 @@ def test_a_queue_that_does_not_shrink_has_no_end(run, pg):
 def test_an_id_that_is_a_route_of_the_api_shows_nothing_else(over_http, pg):
     enqueue(pg, "counts")
     assert "not that job" in over_http("job", "show", "counts", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "undo", "words"),
+    [
+        (
+            *("upsert_rate_class", "delete_rate_class"),
+            ["rate", "set", "n", "--limit", "1", "--window", "1s"],
+        ),
+        (
+            *("upsert_concurrency_limit", "delete_concurrency_limit"),
+            ["limit", "set", "n", "--max", "1", "--queue", "q"],
+        ),
+    ],
+)
+def test_what_somebody_deleted_right_after_it_was_set_does_not_exist(
+    run, pg, monkeypatch, call, undo, words
+):
+    whole = type(pg.inspect)
+    real = getattr(whole, call)
+
+    def set_and_deleted(self, given):
+        real(self, given)
+        getattr(self, undo)(given.name)
+
+    monkeypatch.setattr(whole, call, set_and_deleted)
+    assert " n does not exist" in run(*words, code=3).stderr
