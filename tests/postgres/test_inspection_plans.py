@@ -341,7 +341,7 @@ def test_partitions_are_compared_with_what_was_added_up_once(admin):
         found = admin.execute(
             sql.SQL(
                 "SELECT noisy, has_more"
-                " FROM {}.headgate_quiet_groups('crowd', 60000, 1000, 1)"
+                " FROM {}.headgate_quiet_groups('{{crowd}}', 60000, 1000, 1)"
             ).format(sql.Identifier(SCHEMA))
         ).fetchone()
         admin.remove_notice_handler(handler)

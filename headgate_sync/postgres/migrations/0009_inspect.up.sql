@@ -119,7 +119,7 @@ BEGIN
     ) AS part);
 END $$;
 
--- Count jobs by state without reading them all.
+-- Count jobs by state without reading them all, of some queues in turn.
 --
 -- Each state is counted up to a first share, then to an equal share of the sample, then in turn as far as the sample goes.
 -- Once one alone of the unfinished states is not counted to its end, its figure follows from the counter of unfinished
@@ -127,206 +127,226 @@ END $$;
 -- up one by one, each perhaps in a page of its own, so that beyond the first share only as much is counted as the time
 -- allows.
 --
--- Arguments: a queue, or null for all; states in order, and which of them are unfinished; the first share, and how many
---            rows are looked at in all; microseconds.
--- Rows:      state, number, and whether there may be more; none for a state without a job.
+-- Arguments: queues, of which null is all together; states in order, and which of them are unfinished; the first share,
+--            and how many rows are looked at in all; microseconds; the last three for each queue.
+-- Rows:      place of the queue from 1, state, number, and whether there may be more; none for a state without a job.
 CREATE FUNCTION {schema}.headgate_counts(
-  p_queue text, p_states text[], p_unfinished text[], p_first bigint, p_sample bigint, p_time_us bigint)
-  RETURNS TABLE (state text, jobs bigint, at_least boolean)
+  p_queues text[], p_states text[], p_unfinished text[], p_first bigint, p_sample bigint, p_time_us bigint)
+  RETURNS TABLE (place integer, state text, jobs bigint, at_least boolean)
   LANGUAGE plpgsql STABLE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 DECLARE
-  v_began timestamptz := clock_timestamp();
   v_states integer := cardinality(p_states);
   v_share bigint := p_sample / v_states;
-  v_limits bigint[] := array_fill(least(p_first, v_share), ARRAY[v_states]);
-  v_jobs bigint[] := {schema}.headgate_count_states(p_queue, p_states, least(p_first, v_share));
+  v_began timestamptz;
+  v_limits bigint[];
+  v_jobs bigint[];
   v_row_us double precision[];  -- what a row of a state costs, taken from the rows themselves
-  v_exact boolean[] := array_fill(false, ARRAY[v_states]);
-  v_seen bigint := 0;
-  v_open integer := 0;  -- unfinished states that are not counted to their end, and the jobs of the others
-  v_known bigint := 0;
+  v_exact boolean[];
+  v_seen bigint;
+  v_open integer;  -- unfinished states that are not counted to their end, and the jobs of the others
+  v_known bigint;
   v_left bigint;
   v_more bigint;
   v_count bigint;
   v_us double precision;
 BEGIN
-  FOR i IN 1..v_states LOOP
-    v_seen := v_seen + v_jobs[i];
-    IF p_states[i] = ANY (p_unfinished) THEN
-      IF v_jobs[i] >= v_limits[i] THEN
-        v_open := v_open + 1;
-      ELSE
-        v_known := v_known + v_jobs[i];
-      END IF;
-    END IF;
-  END LOOP;
-  v_left := p_sample - v_seen;
-  v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
-  v_row_us := array_fill(greatest(0.01, v_us / greatest(1, v_seen)), ARRAY[v_states]);
-
-  FOR turn IN 1..2 LOOP
+  FOR n IN 1..cardinality(p_queues) LOOP
+    place := n;
+    v_began := clock_timestamp();
+    v_limits := array_fill(least(p_first, v_share), ARRAY[v_states]);
+    v_jobs := {schema}.headgate_count_states(p_queues[n], p_states, least(p_first, v_share));
+    v_exact := array_fill(false, ARRAY[v_states]);
+    v_seen := 0;
+    v_open := 0;
+    v_known := 0;
     FOR i IN 1..v_states LOOP
-      IF v_open = 1 THEN
-        v_open := 0;
-        v_count := {schema}.headgate_unfinished_jobs(p_queue, p_sample) - v_known;
-        FOR k IN 1..v_states LOOP
-          IF p_states[k] = ANY (p_unfinished) AND v_jobs[k] >= v_limits[k] AND v_count >= v_jobs[k] THEN
-            v_left := v_left + v_jobs[k];
-            v_jobs[k] := v_count;
-            v_exact[k] := true;
-          END IF;
-        END LOOP;
+      v_seen := v_seen + v_jobs[i];
+      IF p_states[i] = ANY (p_unfinished) THEN
+        IF v_jobs[i] >= v_limits[i] THEN
+          v_open := v_open + 1;
+        ELSE
+          v_known := v_known + v_jobs[i];
+        END IF;
       END IF;
-      CONTINUE WHEN v_exact[i] OR v_jobs[i] < v_limits[i];
-      v_more := CASE turn WHEN 1 THEN least(v_left, v_share - v_limits[i]) ELSE v_left END;
-      v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
-      -- It is counted from its beginning again; so much that is no matter of time.
-      v_more := least(v_more, greatest(p_first, floor((p_time_us - v_us) / v_row_us[i])) - v_limits[i]);
-      CONTINUE WHEN v_more < 1;
-      v_limits[i] := v_limits[i] + v_more;
-      v_count := ({schema}.headgate_count_states(p_queue, p_states[i:i], v_limits[i]))[1];
-      v_left := v_left - (v_count - v_jobs[i]);
-      v_jobs[i] := v_count;
-      v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000 - v_us;
-      v_row_us[i] := greatest(0.01, v_us / v_count);
-      IF v_count < v_limits[i] AND p_states[i] = ANY (p_unfinished) THEN
-        v_open := v_open - 1;
-        v_known := v_known + v_count;
+    END LOOP;
+    v_left := p_sample - v_seen;
+    v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+    v_row_us := array_fill(greatest(0.01, v_us / greatest(1, v_seen)), ARRAY[v_states]);
+
+    FOR turn IN 1..2 LOOP
+      FOR i IN 1..v_states LOOP
+        IF v_open = 1 THEN
+          v_open := 0;
+          v_count := {schema}.headgate_unfinished_jobs(p_queues[n], p_sample) - v_known;
+          FOR k IN 1..v_states LOOP
+            IF p_states[k] = ANY (p_unfinished) AND v_jobs[k] >= v_limits[k] AND v_count >= v_jobs[k] THEN
+              v_left := v_left + v_jobs[k];
+              v_jobs[k] := v_count;
+              v_exact[k] := true;
+            END IF;
+          END LOOP;
+        END IF;
+        CONTINUE WHEN v_exact[i] OR v_jobs[i] < v_limits[i];
+        v_more := CASE turn WHEN 1 THEN least(v_left, v_share - v_limits[i]) ELSE v_left END;
+        v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+        -- It is counted from its beginning again; so much that is no matter of time.
+        v_more := least(v_more, greatest(p_first, floor((p_time_us - v_us) / v_row_us[i])) - v_limits[i]);
+        CONTINUE WHEN v_more < 1;
+        v_limits[i] := v_limits[i] + v_more;
+        v_count := ({schema}.headgate_count_states(p_queues[n], p_states[i:i], v_limits[i]))[1];
+        v_left := v_left - (v_count - v_jobs[i]);
+        v_jobs[i] := v_count;
+        v_us := extract(epoch FROM clock_timestamp() - v_began) * 1000000 - v_us;
+        v_row_us[i] := greatest(0.01, v_us / v_count);
+        IF v_count < v_limits[i] AND p_states[i] = ANY (p_unfinished) THEN
+          v_open := v_open - 1;
+          v_known := v_known + v_count;
+        END IF;
+      END LOOP;
+    END LOOP;
+
+    FOR i IN 1..v_states LOOP
+      IF v_jobs[i] > 0 THEN
+        state := p_states[i];
+        jobs := v_jobs[i];
+        at_least := NOT v_exact[i] AND v_jobs[i] >= v_limits[i];
+        RETURN NEXT;
       END IF;
     END LOOP;
   END LOOP;
-
-  FOR i IN 1..v_states LOOP
-    IF v_jobs[i] > 0 THEN
-      state := p_states[i];
-      jobs := v_jobs[i];
-      at_least := NOT v_exact[i] AND v_jobs[i] >= v_limits[i];
-      RETURN NEXT;
-    END IF;
-  END LOOP;
 END $$;
 
--- The noisy partitions of a queue, whose arrivals are more than twice the mean of the others, and the backlog without
+-- The noisy partitions of queues, whose arrivals are more than twice the mean of the others, and the backlog without
 -- them.
 --
--- Arguments: queue; start of the window; how many partitions, and how many jobs, are looked at.
--- Rows:      one: noisy keys; their arrivals and completions; whether there were more partitions; unfinished jobs of the
---            others; since when the oldest of them may run; whether the sample was used up. The last three are null
---            without a noisy partition: the queue's own figures hold then.
-CREATE FUNCTION {schema}.headgate_quiet_groups(p_queue text, p_since_ms bigint, p_partitions integer, p_sample integer)
+-- Arguments: queues; start of the window; how many partitions, and how many jobs, of each are looked at.
+-- Rows:      for each queue, its place from 1; noisy keys; their arrivals and completions; whether there were more
+--            partitions; unfinished jobs of the others; since when the oldest of them may run; whether the sample was used
+--            up. The last three are null without a noisy partition: the queue's own figures hold then.
+CREATE FUNCTION {schema}.headgate_quiet_groups(
+  p_queues text[], p_since_ms bigint, p_partitions integer, p_sample integer)
   RETURNS TABLE (
-    noisy text[], arrived bigint, completed bigint, has_more boolean, backlog bigint, oldest_at_ms bigint, is_cut boolean)
+    place integer, noisy text[], arrived bigint, completed bigint, has_more boolean, backlog bigint, oldest_at_ms bigint,
+    is_cut boolean)
   LANGUAGE plpgsql STABLE
   SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
   AS $$
 #variable_conflict use_column
 DECLARE
+  v_queue text;
   v_seen bigint;
 BEGIN
-  noisy := ARRAY[]::text[];
-  arrived := 0;
-  completed := 0;
-  has_more := false;
-  -- Most queues have one partition, and who is alone is not noisy.
-  SELECT count(*) INTO v_seen
-  FROM (
-    (SELECT FROM {schema}.headgate_minute_counter AS counter
-    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms LIMIT 2)
-    UNION ALL
-    (SELECT FROM {schema}.headgate_minute_counter AS counter
-    WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000 LIMIT 2)
-    UNION ALL
-    (SELECT FROM {schema}.headgate_tally AS tally
-    WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms LIMIT 2)
-  ) AS seen;
-  IF v_seen < 2 THEN
-    RETURN NEXT;
-    RETURN;
-  END IF;
-  WITH traffic AS MATERIALIZED (
-    SELECT seen.*, row_number() OVER (ORDER BY seen.partition_key) AS place
+  FOR n IN 1..cardinality(p_queues) LOOP
+    place := n;
+    v_queue := p_queues[n];
+    noisy := ARRAY[]::text[];
+    arrived := 0;
+    completed := 0;
+    has_more := false;
+    backlog := NULL;
+    oldest_at_ms := NULL;
+    is_cut := NULL;
+    -- Most queues have one partition, and who is alone is not noisy.
+    SELECT count(*) INTO v_seen
     FROM (
-      SELECT part.partition_key, sum(part.arrived)::bigint AS arrived, sum(part.completed)::bigint AS completed
+      (SELECT FROM {schema}.headgate_minute_counter AS counter
+      WHERE counter.queue = v_queue AND counter.minute_at_ms = p_since_ms LIMIT 2)
+      UNION ALL
+      (SELECT FROM {schema}.headgate_minute_counter AS counter
+      WHERE counter.queue = v_queue AND counter.minute_at_ms = p_since_ms + 60000 LIMIT 2)
+      UNION ALL
+      (SELECT FROM {schema}.headgate_tally AS tally
+      WHERE tally.queue = v_queue AND tally.minute_at_ms >= p_since_ms LIMIT 2)
+    ) AS seen;
+    IF v_seen < 2 THEN
+      RETURN NEXT;
+      CONTINUE;
+    END IF;
+    WITH traffic AS MATERIALIZED (
+      SELECT seen.*, row_number() OVER (ORDER BY seen.partition_key) AS place
       FROM (
-        -- The first keys of both minutes hold the first keys of the window.
-        (SELECT counter.partition_key, counter.arrived, counter.completed
-        FROM {schema}.headgate_minute_counter AS counter
-        WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms
-        ORDER BY counter.partition_key
-        LIMIT p_partitions + 1)
+        SELECT part.partition_key, sum(part.arrived)::bigint AS arrived, sum(part.completed)::bigint AS completed
+        FROM (
+          -- The first keys of both minutes hold the first keys of the window.
+          (SELECT counter.partition_key, counter.arrived, counter.completed
+          FROM {schema}.headgate_minute_counter AS counter
+          WHERE counter.queue = v_queue AND counter.minute_at_ms = p_since_ms
+          ORDER BY counter.partition_key
+          LIMIT p_partitions + 1)
+          UNION ALL
+          (SELECT counter.partition_key, counter.arrived, counter.completed
+          FROM {schema}.headgate_minute_counter AS counter
+          WHERE counter.queue = v_queue AND counter.minute_at_ms = p_since_ms + 60000
+          ORDER BY counter.partition_key
+          LIMIT p_partitions + 1)
+          UNION ALL
+          (SELECT tally.partition_key, tally.arrived, tally.completed
+          FROM {schema}.headgate_tally AS tally
+          WHERE tally.queue = v_queue AND tally.minute_at_ms >= p_since_ms AND (tally.arrived <> 0 OR tally.completed <> 0)
+          ORDER BY tally.entry DESC
+          LIMIT 50 * p_partitions)
+        ) AS part
+        GROUP BY part.partition_key
+        ORDER BY part.partition_key
+        LIMIT p_partitions + 1
+      ) AS seen
+    ),
+    -- Once, and not anew for each partition.
+    whole AS MATERIALIZED (
+      SELECT count(*) AS partitions, coalesce(sum(traffic.arrived), 0) AS arrived
+      FROM traffic
+      WHERE traffic.place <= p_partitions
+    ),
+    loud AS (
+      SELECT traffic.*
+      FROM traffic
+      CROSS JOIN whole
+      WHERE traffic.place <= p_partitions AND whole.partitions >= 2 AND traffic.arrived >= 2
+        AND traffic.arrived * (whole.partitions - 1) > 2 * (whole.arrived - traffic.arrived)
+    )
+    SELECT coalesce(array_agg(loud.partition_key), ARRAY[]::text[]), coalesce(sum(loud.arrived), 0)::bigint,
+      coalesce(sum(loud.completed), 0)::bigint, (SELECT coalesce(max(traffic.place) > p_partitions, false) FROM traffic)
+    INTO noisy, arrived, completed, has_more
+    FROM loud;
+    IF cardinality(noisy) > 0 THEN
+      SELECT count(*), count(*) FILTER (WHERE sample.partition_key <> ALL (noisy))
+      INTO v_seen, backlog
+      FROM (
+        SELECT job.partition_key FROM {schema}.headgate_job AS job
+        WHERE job.state = 'running' AND job.queue = v_queue
         UNION ALL
-        (SELECT counter.partition_key, counter.arrived, counter.completed
-        FROM {schema}.headgate_minute_counter AS counter
-        WHERE counter.queue = p_queue AND counter.minute_at_ms = p_since_ms + 60000
-        ORDER BY counter.partition_key
-        LIMIT p_partitions + 1)
+        SELECT job.partition_key FROM {schema}.headgate_job AS job
+        WHERE job.state = 'available' AND (job.state <> 'running') IS TRUE AND job.queue = v_queue
         UNION ALL
-        (SELECT tally.partition_key, tally.arrived, tally.completed
-        FROM {schema}.headgate_tally AS tally
-        WHERE tally.queue = p_queue AND tally.minute_at_ms >= p_since_ms AND (tally.arrived <> 0 OR tally.completed <> 0)
-        ORDER BY tally.entry DESC
-        LIMIT 50 * p_partitions)
-      ) AS part
-      GROUP BY part.partition_key
-      ORDER BY part.partition_key
-      LIMIT p_partitions + 1
-    ) AS seen
-  ),
-  -- Once, and not anew for each partition.
-  whole AS MATERIALIZED (
-    SELECT count(*) AS partitions, coalesce(sum(traffic.arrived), 0) AS arrived
-    FROM traffic
-    WHERE traffic.place <= p_partitions
-  ),
-  loud AS (
-    SELECT traffic.*
-    FROM traffic
-    CROSS JOIN whole
-    WHERE traffic.place <= p_partitions AND whole.partitions >= 2 AND traffic.arrived >= 2
-      AND traffic.arrived * (whole.partitions - 1) > 2 * (whole.arrived - traffic.arrived)
-  )
-  SELECT coalesce(array_agg(loud.partition_key), ARRAY[]::text[]), coalesce(sum(loud.arrived), 0)::bigint,
-    coalesce(sum(loud.completed), 0)::bigint, (SELECT coalesce(max(traffic.place) > p_partitions, false) FROM traffic)
-  INTO noisy, arrived, completed, has_more
-  FROM loud;
-  IF cardinality(noisy) > 0 THEN
-    SELECT count(*), count(*) FILTER (WHERE sample.partition_key <> ALL (noisy))
-    INTO v_seen, backlog
-    FROM (
-      SELECT job.partition_key FROM {schema}.headgate_job AS job
-      WHERE job.state = 'running' AND job.queue = p_queue
-      UNION ALL
-      SELECT job.partition_key FROM {schema}.headgate_job AS job
-      WHERE job.state = 'available' AND (job.state <> 'running') IS TRUE AND job.queue = p_queue
-      UNION ALL
-      SELECT job.partition_key FROM {schema}.headgate_job AS job
-      WHERE job.state = 'retryable' AND (job.state <> 'running') IS TRUE AND job.queue = p_queue
-      UNION ALL
-      SELECT job.partition_key FROM {schema}.headgate_job AS job
-      WHERE job.state = 'scheduled' AND (job.state <> 'running') IS TRUE AND job.queue = p_queue
-      UNION ALL
-      SELECT job.partition_key FROM {schema}.headgate_job AS job
-      WHERE job.state = 'pending' AND (job.state <> 'running') IS TRUE AND job.queue = p_queue
-      LIMIT p_sample
-    ) AS sample;
-    SELECT first.scheduled_at_ms INTO oldest_at_ms
-    FROM (
-      SELECT job.scheduled_at_ms, job.partition_key
-      FROM {schema}.headgate_job AS job
-      WHERE job.state = 'available' AND job.queue = p_queue
-      ORDER BY job.scheduled_at_ms, job.seq
-      LIMIT p_sample
-    ) AS first
-    WHERE first.partition_key <> ALL (noisy)
-    ORDER BY first.scheduled_at_ms
-    LIMIT 1;
-    is_cut := v_seen >= p_sample;
-  END IF;
-  RETURN NEXT;
+        SELECT job.partition_key FROM {schema}.headgate_job AS job
+        WHERE job.state = 'retryable' AND (job.state <> 'running') IS TRUE AND job.queue = v_queue
+        UNION ALL
+        SELECT job.partition_key FROM {schema}.headgate_job AS job
+        WHERE job.state = 'scheduled' AND (job.state <> 'running') IS TRUE AND job.queue = v_queue
+        UNION ALL
+        SELECT job.partition_key FROM {schema}.headgate_job AS job
+        WHERE job.state = 'pending' AND (job.state <> 'running') IS TRUE AND job.queue = v_queue
+        LIMIT p_sample
+      ) AS sample;
+      SELECT first.scheduled_at_ms INTO oldest_at_ms
+      FROM (
+        SELECT job.scheduled_at_ms, job.partition_key
+        FROM {schema}.headgate_job AS job
+        WHERE job.state = 'available' AND job.queue = v_queue
+        ORDER BY job.scheduled_at_ms, job.seq
+        LIMIT p_sample
+      ) AS first
+      WHERE first.partition_key <> ALL (noisy)
+      ORDER BY first.scheduled_at_ms
+      LIMIT 1;
+      is_cut := v_seen >= p_sample;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
 END $$;
 
 -- Remove what is kept of a queue beside its jobs, unless it has jobs.

@@ -3,8 +3,7 @@
 --            text[]; max_first, max_sample bigint for each state and each queue; time_us bigint for each queue.
 -- Rows:      place of the queue from 1, state, number, and whether there may be more; none for a state without a job.
 -- Locks:     none.
-SELECT wanted.place, counted.state, counted.jobs, counted.at_least
-FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS wanted (queue, place)
-CROSS JOIN LATERAL {schema}.headgate_counts(
-  wanted.queue, %(states)s::text[], %(unfinished)s::text[], %(max_first)s::bigint, %(max_sample)s::bigint,
+SELECT counted.place, counted.state, counted.jobs, counted.at_least
+FROM {schema}.headgate_counts(
+  %(queues)s::text[], %(states)s::text[], %(unfinished)s::text[], %(max_first)s::bigint, %(max_sample)s::bigint,
   %(time_us)s::bigint) AS counted

@@ -53,7 +53,8 @@ shown AS MATERIALIZED (
 quiet AS MATERIALIZED (
   SELECT groups.noisy
   FROM clock
-  CROSS JOIN LATERAL {schema}.headgate_quiet_groups(%(queue)s::text, clock.since_ms, %(max_traffic)s::integer, 1) AS groups
+  CROSS JOIN LATERAL {schema}.headgate_quiet_groups(
+    ARRAY[%(queue)s::text], clock.since_ms, %(max_traffic)s::integer, 1) AS groups
 )
 SELECT shown.partition_key, shown.deficit, shown.waiting, shown.inflight, shown.partition_key = ANY (quiet.noisy),
   shown.quantum_override

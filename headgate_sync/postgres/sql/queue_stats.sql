@@ -8,9 +8,7 @@ WITH clock AS MATERIALIZED (
   SELECT reading.now_ms, reading.now_ms - mod(reading.now_ms, 60000) - 60000 AS since_ms
   FROM (SELECT {schema}.headgate_now_ms() AS now_ms) AS reading
 )
-SELECT wanted.queue,
-  coalesce((SELECT setting.weight FROM {schema}.headgate_queue AS setting WHERE setting.queue = wanted.queue), 1),
-  coalesce((SELECT setting.paused FROM {schema}.headgate_queue AS setting WHERE setting.queue = wanted.queue), false),
+SELECT wanted.queue, coalesce(setting.weight, 1), coalesce(setting.paused, false),
   greatest(0,
     coalesce((SELECT depth.jobs FROM {schema}.headgate_unfinished AS depth WHERE depth.queue = wanted.queue), 0)
     + tallied.unfinished)::bigint,
@@ -26,8 +24,13 @@ SELECT wanted.queue,
   quiet.is_cut,
   (SELECT memory.bytes FROM {schema}.headgate_queue_memory AS memory WHERE memory.queue = wanted.queue),
   clock.now_ms
-FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS wanted (queue, place)
-CROSS JOIN clock
+FROM clock
+CROSS JOIN LATERAL {schema}.headgate_quiet_groups(
+  %(queues)s::text[], clock.since_ms, %(max_partitions)s::integer, %(max_sample)s::integer) AS quiet
+CROSS JOIN LATERAL (SELECT (%(queues)s::text[])[quiet.place] AS queue OFFSET 0) AS wanted
+LEFT JOIN LATERAL (
+  SELECT known.weight, known.paused FROM {schema}.headgate_queue AS known WHERE known.queue = wanted.queue OFFSET 0
+) AS setting ON true
 CROSS JOIN LATERAL (
   SELECT coalesce(sum(counter.arrived), 0) AS arrived, coalesce(sum(counter.completed), 0) AS completed
   FROM {schema}.headgate_queue_minute AS counter
@@ -40,6 +43,4 @@ CROSS JOIN LATERAL (
   FROM {schema}.headgate_tally AS tally
   WHERE tally.queue = wanted.queue
 ) AS tallied
-CROSS JOIN LATERAL {schema}.headgate_quiet_groups(
-  wanted.queue, clock.since_ms, %(max_partitions)s::integer, %(max_sample)s::integer) AS quiet
-ORDER BY wanted.place
+ORDER BY quiet.place

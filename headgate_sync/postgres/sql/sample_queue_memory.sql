@@ -43,6 +43,6 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
   SELECT coalesce(sum(counts.jobs), 0) AS jobs
   FROM {schema}.headgate_counts(
-    picked.queue, %(states)s::text[], %(unfinished)s::text[], %(max_first)s::bigint, %(max_sample)s::bigint,
+    ARRAY[picked.queue], %(states)s::text[], %(unfinished)s::text[], %(max_first)s::bigint, %(max_sample)s::bigint,
     %(time_us)s::bigint) AS counts
 ) AS counted
