@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -9,6 +10,7 @@ from enum import StrEnum
 from headgate_sync.errors import (
     AttemptCancelled,
     AttemptTimeout,
+    InvalidRequest,
     LeaseLost,
     ShutdownRequested,
 )
@@ -119,7 +121,13 @@ class CancelToken:
         return tell
 
     def wait(self, seconds: float) -> bool:
-        """Wait until set, at most so long; True when it is."""
+        """Wait until set, at most so long; True when it is.
+
+        Raises:
+            InvalidRequest: no number of seconds.
+        """
+        if not isinstance(seconds, int | float) or math.isnan(seconds):
+            raise InvalidRequest(f"seconds must be a number, got {seconds!r}")
         with self._lock:
             if self.stopped:
                 return True

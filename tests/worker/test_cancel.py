@@ -9,6 +9,7 @@ import pytest
 
 from headgate_sync import cancel
 from headgate_sync.cancel import CancelReason, CancelToken
+from headgate_sync.errors import InvalidRequest
 from tests.worker.rig import PATIENCE_S, Gate, wait_for
 
 
@@ -43,6 +44,16 @@ def test_a_wait_longer_than_a_system_can_wait_ends_with_the_token(
 
     threading.Thread(target=end).start()
     assert token.wait(seconds)
+
+
+@pytest.mark.parametrize("seconds", ["5s", None, float("nan")])
+def test_what_is_no_number_of_seconds_is_no_wait(seconds: Any) -> None:
+    token = CancelToken()
+    with pytest.raises(InvalidRequest, match="seconds must be a number"):
+        token.wait(seconds)
+    token.set(CancelReason.SHUTDOWN)
+    with pytest.raises(InvalidRequest, match="seconds must be a number"):
+        token.wait(seconds)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
