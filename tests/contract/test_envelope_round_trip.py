@@ -16,6 +16,7 @@ from headgate_sync.envelope import (
 )
 from headgate_sync.errors import IdConflict, InvalidRequest
 from headgate_sync.lifecycle import State
+from headgate_sync.loggers import visible
 from headgate_sync.validation import MAX_BATCH_JOBS
 from tests.builders import (
     START_MS,
@@ -60,7 +61,7 @@ def test_every_wellformed_kind_is_stored(store):
 def test_a_malformed_kind_is_refused_by_name(store, kind):
     with pytest.raises(InvalidRequest) as caught:
         store.enqueue([envelope("a", kind=kind)])
-    assert f"`{kind}`" in caught.value.message
+    assert f"`{visible(kind)}`" in caught.value.message
     assert "1-128" in caught.value.message
     assert counts(store) == {}
 
