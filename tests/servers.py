@@ -122,10 +122,16 @@ def session_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def new_database(server: str) -> Iterator[str]:
-    """Yield the conninfo of an empty database on a server; dropped at the end."""
+def new_database(server: str, template: str = "template1") -> Iterator[str]:
+    """Yield the conninfo of a new database on a server; dropped at the end.
+
+    Args:
+        template: the name of a database that nobody uses, of which it is a copy.
+    """
     name = f"headgate_test_{uuid.uuid4().hex}"
-    create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+        sql.Identifier(name), sql.Identifier(template)
+    )
     drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(create)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,23 @@ SLACK_S = 6.0  # starting an interpreter and ending it, on a busy machine
 
 def started(fleet: Fleet, id: str) -> None:
     fleet.wait_for(lambda: bool(fleet.runs(id)), f"{id} runs")
+
+
+@contextmanager
+def hangup(action: signal.Handlers) -> Iterator[None]:
+    """What a process that is started here does about a terminal that closes."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True)
+def at_a_terminal() -> Iterator[None]:
+    """Nobody ignores its end, although `nohup` may have started the tests."""
+    with hangup(signal.SIG_DFL):
+        yield
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -47,11 +66,8 @@ def test_a_terminal_that_closes_may_say_so_more_than_once(fleet: Fleet) -> None:
 
 def test_a_worker_that_outlives_its_terminal_goes_on(fleet: Fleet) -> None:
     """As under `nohup`, which has its command ignore the signal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with hangup(signal.SIG_IGN):
         worker = fleet.start_ready()
-    finally:
-        signal.signal(signal.SIGHUP, before)
     worker.signal(signal.SIGHUP)
     fleet.enqueue("plain", "a")
     fleet.wait_for(lambda: fleet.state("a") == "completed", "it works on")

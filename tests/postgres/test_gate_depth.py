@@ -69,7 +69,9 @@ class Size:
 SIZES = [
     pytest.param(Size(9_000, 5_000, 2_000), id="thousands"),
     pytest.param(
-        Size(900_000, 500_000, 100_000), id="a million", marks=pytest.mark.crash
+        Size(900_000, 500_000, 100_000),
+        id="a million",
+        marks=[pytest.mark.crash, pytest.mark.xdist_group("a million deep")],
     ),
 ]
 _COLUMNS = """

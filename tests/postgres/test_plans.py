@@ -149,7 +149,12 @@ THEN = {
 SCENES = [
     *[pytest.param((name, ROWS_PER_STATE), id=name) for name in THEN],
     *[
-        pytest.param((name, MILLION), id=f"a million, {name}", marks=pytest.mark.crash)
+        pytest.param(
+            (name, MILLION),
+            id=f"a million, {name}",
+            # On one process: it takes a minute to fill.
+            marks=[pytest.mark.crash, pytest.mark.xdist_group(f"a million, {name}")],
+        )
         for name in ("never analysed", "analysed")
     ],
 ]
